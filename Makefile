@@ -1,0 +1,41 @@
+# Every target works from a bare checkout: `test` and `demo` build .venv themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: $(STAMP)  ## create .venv and install the package, all extras and the tools, pinned
+
+# Build isolation would fetch an unpinned backend past constraints.txt, so the pinned one is
+# installed first and isolation is switched off.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation -e ".[all,dev]"
+	touch $@
+
+demo: $(STAMP)  ## watch a converted model follow a video
+	$(BIN)/python -m eventful.cli demo
+
+lint: $(STAMP)  ## formatting, lint, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy src
+
+# Two xdist workers, one thread each: more threads than cores makes every tensor test slower.
+test: lint  ## lint, then the tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+bench: $(STAMP)  ## measure the demo into benchmarks/results/, with device, versions and commit
+	$(BIN)/python benchmarks/record.py
+
+clean:  ## remove .venv, caches and build products
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

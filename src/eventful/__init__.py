@@ -1,0 +1,66 @@
+"""Run any vision transformer on video and pay only for what changed."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eventful.adapters import Adapter as Adapter
+    from eventful.adapters import register_adapter as register_adapter
+    from eventful.config import Config as Config
+    from eventful.config import SceneCut as SceneCut
+    from eventful.convert import convert as convert
+    from eventful.convert import inspect as inspect
+    from eventful.convert import restore as restore
+    from eventful.errors import EventfulError as EventfulError
+    from eventful.policies import Always as Always
+    from eventful.policies import GateContext as GateContext
+    from eventful.policies import NoiseThreshold as NoiseThreshold
+    from eventful.policies import Policy as Policy
+    from eventful.policies import Threshold as Threshold
+    from eventful.policies import TopFraction as TopFraction
+    from eventful.policies import TopR as TopR
+    from eventful.policies import register_policy as register_policy
+    from eventful.selection import Selection as Selection
+    from eventful.step import StepRecord as StepRecord
+    from eventful.stream import Stream as Stream
+    from eventful.stream import StreamBatch as StreamBatch
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "adapters": ("Adapter", "register_adapter"),
+    "config": ("Config", "SceneCut"),
+    "convert": ("convert", "inspect", "restore"),
+    "errors": ("EventfulError",),
+    "policies": (
+        "Always",
+        "GateContext",
+        "NoiseThreshold",
+        "Policy",
+        "Threshold",
+        "TopFraction",
+        "TopR",
+        "register_policy",
+    ),
+    "selection": ("Selection",),
+    "step": ("StepRecord",),
+    "stream": ("Stream", "StreamBatch"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    """Load public names on first use, so that `eventful --help` need not wait for torch."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'eventful' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"eventful.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,38 @@
+"""Adapters: the only rooms that know timm, transformers and torchvision."""
+
+from __future__ import annotations
+
+from eventful.adapters.base import Adapter, BlockCall, Mismatch
+from eventful.adapters.hf_plain import HFDinov3, HFPlain, HFYolos
+from eventful.adapters.hf_windowed import HFSam, HFVitDet
+from eventful.adapters.timm_eva import TimmEva, TimmEvaRotary
+from eventful.adapters.timm_sam import TimmSAM
+from eventful.adapters.timm_vit import TimmViT
+from eventful.adapters.torchvision_vit import TorchvisionViT
+
+_ADAPTERS: list[Adapter] = [
+    TimmViT(),
+    TimmEva(),
+    TimmEvaRotary(),
+    TimmSAM(),
+    TorchvisionViT(),
+    HFPlain(),
+    HFDinov3(),
+    HFYolos(),
+    HFVitDet(),
+    HFSam(),
+]
+
+
+def register_adapter(adapter: Adapter) -> Adapter:
+    """Make a model family known. The latest registered is asked first, so it may override another."""
+    _ADAPTERS.insert(0, adapter)
+    return adapter
+
+
+def adapters() -> tuple[Adapter, ...]:
+    """The known adapters, in the order in which they are asked."""
+    return tuple(_ADAPTERS)
+
+
+__all__ = ["Adapter", "BlockCall", "Mismatch", "adapters", "register_adapter"]

@@ -1,0 +1,138 @@
+"""What an adapter tells the rest of the library about one family of models."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from eventful.config import Config
+from eventful.errors import UnsupportedError
+from eventful.layout import TokenLayout
+from eventful.spec import BlockSpec
+from eventful.step import Step
+
+
+class Mismatch(Exception):
+    """A block that cannot be made eventful; the message says why."""
+
+
+@dataclass
+class Session:
+    """Ties the blocks of one converted model to the step that is running, per thread.
+
+    Attributes:
+        config: the update rule the model was converted with.
+        trunks: the converted trunks: name in the model, trunk module, adapter.
+        blocks: names of the converted blocks, by trunk name.
+        loads: state dicts loaded into the trunks since conversion.
+    """
+
+    config: Config
+    trunks: dict[str, tuple[nn.Module, Adapter]] = field(default_factory=dict)
+    blocks: dict[str, list[str]] = field(default_factory=dict)
+    loads: int = 0
+    _running: Any = field(default_factory=threading.local, repr=False)
+
+    @property
+    def step(self) -> Step | None:
+        """The step running in this thread."""
+        step: Step | None = getattr(self._running, "step", None)
+        return step
+
+    @step.setter
+    def step(self, step: Step | None) -> None:
+        self._running.step = step
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles of a model start outside any step."""
+        return {**self.__dict__, "_running": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._running = threading.local()
+
+
+@dataclass
+class BlockCall:
+    """The arguments of one call of a block, as the update rules need them."""
+
+    tokens: Tensor  # (B, N, D), or (B, M, D) between blocks of gating `frame`
+    positions: Any = None
+
+
+class Adapter(ABC):
+    """One family of models: how to find its blocks, and how to read and feed them.
+
+    A trunk is the module that owns the list of blocks. Subclass this, then
+    `eventful.register_adapter(YourAdapter())`.
+    """
+
+    name: ClassVar[str]
+    adds_positions: bool = True  # a position encoding is added to the tokens
+
+    @abstractmethod
+    def matches(self, module: nn.Module) -> bool:
+        """Whether `module` is a trunk of this family."""
+
+    @abstractmethod
+    def blocks(self, trunk: nn.Module) -> Sequence[tuple[str, nn.Module]]:
+        """The blocks in order, each with its name relative to the trunk."""
+
+    @abstractmethod
+    def spec(self, trunk: nn.Module, block: nn.Module) -> BlockSpec:
+        """The block as the update rules see it; raises `Mismatch` with the reason if it is not one."""
+
+    @abstractmethod
+    def layout(self, trunk: nn.Module, size: tuple[int, int]) -> TokenLayout:
+        """The token layout for frames of `size` (height, width) pixels."""
+
+    def default_size(self, trunk: nn.Module) -> tuple[int, int]:
+        """Frame size the model was made for, for a dry run without frames."""
+        raise UnsupportedError(f"{self.name} models do not tell their frame size; pass `size`.")
+
+    def read(self, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
+        """Tokens and positions from a block's arguments; by default the first one is the tokens."""
+        for key in ("attn_mask", "attention_mask", "mask", "is_causal"):
+            refuse(kwargs.get(key), key)
+        return BlockCall(args[0] if args else kwargs["hidden_states"])
+
+    def write(self, tokens: Tensor, layout: TokenLayout | None, args: tuple[Any, ...]) -> Any:
+        """A block's return value; `layout` is None between blocks of gating `frame`."""
+        return tokens
+
+    def watched(self, spec: BlockSpec, step: Step) -> bool:
+        """Whether anyone but the next block sees this block's output; by default, its hooks do."""
+        return bool(spec.module._forward_hooks)
+
+    def prepare(self, trunk: nn.Module, name: str, session: Session) -> dict[str, Any]:
+        """Further instance attributes to set, e.g. a wrapped method, by name relative to the trunk.
+
+        A dotted name such as "encoder.forward" is an attribute of a submodule.
+        """
+        return {}
+
+
+def refuse(value: Any, name: str) -> None:
+    """Raise for an argument that eventful attention cannot honour."""
+    if value is not None and value is not False:
+        raise UnsupportedError(
+            f"{name} was passed to a block inside a stream. Eventful attention has no masks; call the "
+            "model outside the stream for this input."
+        )
+
+
+def is_class(module: nn.Module, path: str, *names: str) -> bool:
+    """Whether `module` is of a class from `path`, without importing the library it is from."""
+    return any(c.__module__ == path and c.__name__ in names for c in type(module).__mro__)
+
+
+def per_head(norm: nn.Module, tokens: Tensor, heads: int) -> Tensor:
+    """Apply a norm over the channels of each head of (B, M, H*d)."""
+    if isinstance(norm, nn.Identity):
+        return tokens
+    return norm(tokens.unflatten(-1, (heads, -1))).flatten(-2)

@@ -1,0 +1,110 @@
+"""Windowed transformers of transformers: ViTDet and SAM's image encoder."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from eventful.adapters.base import BlockCall, Mismatch, Session
+from eventful.adapters.hf_base import AnnouncedStages, HFAdapter, find, need
+from eventful.layout import TokenLayout
+from eventful.spec import BlockSpec, linear_cost
+
+
+class HFVitDet(HFAdapter):
+    """ViTDet: layers take (B, D, h, w) and return it as the only entry of a tuple."""
+
+    name = "transformers ViTDet"
+    trunks: ClassVar = {"vitdet": ("VitDetModel", "VitDetBackbone")}
+    layers = ("encoder.layer",)
+
+    def spec(self, trunk: nn.Module, block: nn.Module) -> BlockSpec:
+        """See `Adapter`."""
+        if find(block, "residual") is not None:
+            raise Mismatch("its residual bottleneck mixes neighbouring tokens by convolution")
+        return _spec(block)
+
+    def read(self, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
+        """See `Adapter`."""
+        image, *options = args
+        kwargs = {"output_attentions": any(options), **kwargs}
+        tokens = image if image.dim() == 3 else image.flatten(2).transpose(1, 2)
+        return super().read(spec, (tokens,), kwargs)
+
+    def write(self, tokens: Tensor, layout: TokenLayout | None, args: tuple[Any, ...]) -> Any:
+        """See `Adapter`."""
+        if layout is None:
+            return (tokens,)
+        return (tokens.transpose(1, 2).unflatten(2, layout.grid),)
+
+    def prepare(self, trunk: nn.Module, name: str, session: Session) -> dict[str, Any]:
+        """See `Adapter`."""
+        return {"forward": AnnouncedStages(trunk, name, session)}
+
+
+class HFSam(HFAdapter):
+    """SAM's image encoder: layers take and return (B, h, w, D)."""
+
+    name = "transformers SAM"
+    trunks: ClassVar = {"sam": ("SamVisionEncoder",)}
+    layers = ("layers",)
+
+    def spec(self, trunk: nn.Module, block: nn.Module) -> BlockSpec:
+        """See `Adapter`."""
+        return _spec(block)
+
+    def read(self, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
+        """See `Adapter`."""
+        image, *rest = args
+        tokens = image if image.dim() == 3 else image.flatten(1, 2)
+        return super().read(spec, (tokens, *rest), kwargs)
+
+    def write(self, tokens: Tensor, layout: TokenLayout | None, args: tuple[Any, ...]) -> Any:
+        """See `Adapter`."""
+        return tokens if layout is None else tokens.unflatten(1, layout.grid)
+
+
+def _spec(block: nn.Module) -> BlockSpec:
+    """Both families pad windows after the first norm, so a padding token is qkv(0)."""
+    attention = need(block, "attention", "attn")
+    norm1, norm2 = need(block, "layer_norm1", "norm1"), need(block, "layer_norm2", "norm2")
+    mlp, project = need(block, "mlp"), need(attention, "proj")
+    side = need(block, "window_size")
+    heads = need(attention, "num_attention_heads", "num_heads")
+
+    def qkv(x: Tensor, index: Tensor, positions: Any) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = attention.qkv(x).chunk(3, dim=-1)
+        return q, k, v
+
+    def relative(grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        return _vectors(attention.rel_pos_h, grid[0]), _vectors(attention.rel_pos_w, grid[1])
+
+    return BlockSpec(
+        module=block,
+        dim=project.out_features,
+        heads=heads,
+        head_dim=project.in_features // heads,
+        scale=attention.scale,
+        norm1=norm1,
+        qkv=qkv,
+        project=project,
+        norm2=norm2,
+        mlp=mlp,
+        qkv_cost=linear_cost(attention.qkv),
+        project_cost=linear_cost(project),
+        mlp_cost=linear_cost(mlp),
+        window=(side, side) if side else None,
+        relative=relative if find(attention, "rel_pos_h") is not None else None,
+    )
+
+
+def _vectors(table: Tensor, size: int) -> Tensor:
+    """Relative vectors (size, size, d) from a table of offsets, resized linearly where needed."""
+    offsets = 2 * size - 1
+    if table.shape[0] != offsets:
+        table = F.interpolate(table.T[None], size=offsets, mode="linear")[0].T
+    place = torch.arange(size, device=table.device)
+    return table[place[:, None] - place[None, :] + size - 1]

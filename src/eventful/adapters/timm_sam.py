@@ -1,0 +1,84 @@
+"""timm's VisionTransformerSAM: samvit_*, windowed blocks with some global ones between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from eventful.adapters.base import BlockCall, Mismatch, is_class, per_head
+from eventful.adapters.origin import forward_of
+from eventful.adapters.timm_trunk import TimmTrunk
+from eventful.layout import TokenLayout
+from eventful.spec import BlockSpec, linear_cost
+
+_PATH = "timm.models.vision_transformer_sam"
+
+
+class TimmSAM(TimmTrunk):
+    """Blocks over an image of tokens (B, H, W, D), with decomposed relative position."""
+
+    name = "timm VisionTransformerSAM"
+
+    def matches(self, module: nn.Module) -> bool:
+        """See `Adapter`."""
+        return is_class(module, _PATH, "VisionTransformerSAM")
+
+    def spec(self, trunk: nn.Module, block: Any) -> BlockSpec:
+        """See `Adapter`."""
+        if forward_of(block) != f"{_PATH}.Block":
+            raise Mismatch(f"{type(block).__name__} does not run timm's SAM block")
+        attention = block.attn
+        if forward_of(attention) != f"{_PATH}.Attention":
+            raise Mismatch(f"{type(attention).__name__} does not run timm's SAM attention")
+        if attention.rope is not None:
+            raise Mismatch("its rotary position is that of a place in a window, padding included")
+        heads = attention.num_heads
+
+        def qkv(x: Tensor, index: Tensor, positions: Any) -> tuple[Tensor, Tensor, Tensor]:
+            q, k, v = attention.qkv(x).chunk(3, dim=-1)
+            return per_head(attention.q_norm, q, heads), per_head(attention.k_norm, k, heads), v
+
+        def relative(grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+            height, width = grid
+            return _between(height, attention.rel_pos_h), _between(width, attention.rel_pos_w)
+
+        return BlockSpec(
+            module=block,
+            dim=attention.proj.out_features,
+            heads=heads,
+            head_dim=attention.head_dim,
+            scale=attention.scale,
+            norm1=block.norm1,
+            qkv=qkv,
+            project=lambda o: block.ls1(attention.proj(o)),
+            norm2=block.norm2,
+            mlp=lambda y: block.ls2(block.mlp(y)),
+            qkv_cost=linear_cost(attention.qkv),
+            project_cost=linear_cost(attention.proj),
+            mlp_cost=linear_cost(block.mlp),
+            window=(block.window_size, block.window_size) if block.window_size else None,
+            relative=relative if attention.use_rel_pos else None,
+        )
+
+    def read(self, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
+        """See `Adapter`."""
+        call = super().read(spec, args, kwargs)
+        if call.tokens.dim() == 4:
+            call.tokens = call.tokens.flatten(1, 2)
+        return call
+
+    def write(self, tokens: Tensor, layout: TokenLayout | None, args: tuple[Any, ...]) -> Any:
+        """See `Adapter`."""
+        return tokens if layout is None else tokens.unflatten(1, layout.grid)
+
+
+def _between(size: int, table: Tensor) -> Tensor:
+    """Relative vectors (size, size, d) from a 1-D table (L, d), resized linearly as timm does."""
+    span = 2 * size - 1
+    if len(table) != span:
+        table = F.interpolate(table.t()[None], size=span, mode="linear")[0].t()
+    place = torch.arange(size, device=table.device)
+    return table[place[:, None] - place[None, :] + size - 1]

@@ -1,0 +1,166 @@
+"""An eventful transformer block under each gating: operator (the paper), block, frame."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eventful.attention import RULES, GlobalAttention
+from eventful.errors import NonFiniteError, UnsupportedError
+from eventful.gating import choose
+from eventful.selection import Selection
+from eventful.spec import BlockSpec
+from eventful.step import FlushRequired, Step
+from eventful.windows import WindowedAttention, update_windows
+
+
+def run_block(spec: BlockSpec, step: Step, x: Tensor, positions: Any = None) -> Tensor:
+    """Run one block of a step.
+
+    Args:
+        x: (B, N, D); with gating `frame`, between blocks, (B, M, D) of the selected tokens.
+        positions: whatever the block's `qkv` needs to know about positions.
+
+    Returns:
+        (B, N, D), or (B, M, D) between blocks of gating `frame`.
+    """
+    if spec.first:
+        _check_layout(spec, step, x)
+    result = _GATINGS[step.config.gating](spec, step, x, positions)
+    if spec.last and not torch.isfinite(result).all():
+        raise NonFiniteError(
+            "NaN or Inf arose inside the model. The stream is as it was before this frame; check "
+            "the frame's range, or run the model in a wider dtype (bf16 or fp32 instead of fp16)."
+        )
+    return result
+
+
+def _operator(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
+    """Gate-buffer pairs around QKV, projection and MLP (Section 4.2, Figure 4)."""
+    chosen, normed = _gate_normed(spec, step, "qkv", spec.norm1, x)
+    qkv = spec.qkv(normed, chosen.index, positions)
+    attended, work = _attend(spec, step, chosen, qkv, positions)
+
+    through = choose(step, spec, "projection", attended)
+    rows = spec.project(through.gather(attended))
+    step.state.write(spec.slot("projection"), through, rows)
+    y = x + step.state[spec.slot("projection")]
+
+    passed, normed = _gate_normed(spec, step, "mlp", spec.norm2, y)
+    step.state.write(spec.slot("mlp"), passed, spec.mlp(normed))
+    z = y + step.state[spec.slot("mlp")]
+
+    work |= {"qkv": chosen.counts, "projection": through.counts, "mlp": passed.counts}
+    _record(spec, step, work)
+    return z
+
+
+def _gate_normed(
+    spec: BlockSpec, step: Step, kind: str, norm: Any, x: Tensor
+) -> tuple[Selection, Tensor]:
+    """Gate x before or after its layer norm; returns the selection and its normed tokens."""
+    if step.config.gate == "after-norm":
+        normed = norm(x)
+        chosen = choose(step, spec, kind, normed)
+        return chosen, chosen.gather(normed)
+    chosen = choose(step, spec, kind, x)
+    return chosen, norm(chosen.gather(x))
+
+
+def _attend(
+    spec: BlockSpec,
+    step: Step,
+    chosen: Selection,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    positions: Any,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Attention outputs of all tokens (B, N, H*d) under operator gating."""
+    if spec.window is not None:
+        grid = step.layouts[spec.trunk].grid
+        attended, windows = update_windows(step, spec, grid, chosen, qkv, positions)
+        return attended, {"keys": chosen.counts, "windows": windows}
+    attention = GlobalAttention.of(step, spec, chosen)
+    attended, rebased = RULES[step.config.attention](attention, qkv)
+    work = {"keys": attention.keys.counts}
+    return attended, work if rebased is None else {**work, "rebased": rebased}
+
+
+def _whole(
+    spec: BlockSpec, step: Step, tokens: Tensor, chosen: Selection, positions: Any
+) -> Tensor:
+    """Selected tokens (B, M, D) through a whole block, against the K/V buffers."""
+    q, k, v = spec.qkv(spec.norm1(tokens), chosen.index, positions)
+    state = step.state
+    state.write(spec.slot("key"), chosen, k)
+    state.write(spec.slot("value"), chosen, v)
+    if spec.window is not None:
+        grid = step.layouts[spec.trunk].grid
+        windowed = WindowedAttention.of(spec, grid, tokens, positions)
+        attended = windowed.selected_queries(
+            q, state[spec.slot("key")], state[spec.slot("value")], chosen
+        )
+        work = {"keys": chosen.counts, "windows": windowed.touched(chosen).sum(dim=1)}
+    else:
+        attention = GlobalAttention.of(step, spec, chosen)
+        attended = attention.selected_queries(q)
+        work = {"keys": attention.keys.counts}
+    y = tokens + spec.project(attended)
+    count = chosen.counts
+    _record(spec, step, {**work, "qkv": count, "projection": count, "mlp": count})
+    return y + spec.mlp(spec.norm2(y))
+
+
+def _block(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
+    """One gate per block; its output buffer feeds the next block."""
+    chosen = choose(step, spec, "block", spec.norm1(x) if step.config.gate == "after-norm" else x)
+    step.state.write(
+        spec.slot("output"), chosen, _whole(spec, step, chosen.gather(x), chosen, positions)
+    )
+    output = step.state[spec.slot("output")]
+    return output.clone() if _seen(spec, step) else output
+
+
+def _frame(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
+    """One gate per frame; the selected tokens run through all blocks, then patch the output."""
+    if spec.first:
+        gated = spec.norm1(x) if step.config.gate == "after-norm" else x
+        chosen = choose(step, spec, "frame", gated)
+        step.selections[spec.trunk] = chosen
+        step.record.frame_gates.append((x.shape[1], spec.dim))
+    chosen = step.selections[spec.trunk]
+    tokens = x if spec.trunk in step.compact else chosen.gather(x)
+    tokens = _whole(spec, step, tokens, chosen, positions)
+    slot, seen = spec.slot("output"), _seen(spec, step)
+    if seen and slot not in step.state and not step.flush_all:
+        raise FlushRequired
+    if seen or slot in step.state:  # a layer tapped now and then keeps its buffer up to date
+        step.state.write(slot, chosen, tokens)
+    if not seen:
+        step.compact.add(spec.trunk)
+        return tokens
+    step.compact.discard(spec.trunk)
+    return step.state[slot].clone()  # the caller may keep it; the buffer will change
+
+
+_GATINGS = {"operator": _operator, "block": _block, "frame": _frame}
+
+
+def _seen(spec: BlockSpec, step: Step) -> bool:
+    """Whether anyone but the next block looks at this block's output."""
+    return spec.last or spec.index in step.taps.get(spec.trunk, ())
+
+
+def _check_layout(spec: BlockSpec, step: Step, x: Tensor) -> None:
+    layout = step.layouts[spec.trunk]
+    if x.shape[1] != layout.tokens:
+        raise UnsupportedError(
+            f"The model made {x.shape[1]} tokens of this frame where its adapter expected "
+            f"{layout.tokens} ({layout.prefix} + {layout.grid[0]}x{layout.grid[1]} + {layout.suffix}). "
+            "Pass frames of the size the model is set up for, or correct the adapter's `layout`."
+        )
+
+
+def _record(spec: BlockSpec, step: Step, work: dict[str, Tensor]) -> None:
+    step.record_block(spec.name, spec.shape(step.layouts[spec.trunk], step.config), **work)

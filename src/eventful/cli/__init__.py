@@ -1,0 +1,33 @@
+"""The `eventful` command.
+
+Only the door is here; the commands are declared in `eventful.cli.app`, which needs typer.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+from eventful.errors import EventfulError
+
+
+def main() -> None:
+    """Run the command line; an error of the library ends it with its message and exit code 2."""
+    missing = [library for library in ("typer", "rich") if find_spec(library) is None]
+    if missing:
+        print(
+            f"The eventful command needs {' and '.join(missing)}, which is not installed.\n"
+            'Install it with: pip install "eventful-transformers[cli]"',
+            file=sys.stderr,
+        )
+        raise SystemExit(1)
+
+    import typer
+
+    from eventful.cli.app import app
+
+    try:
+        app(prog_name="eventful")
+    except EventfulError as error:
+        typer.secho(str(error), fg=typer.colors.RED, err=True)
+        raise SystemExit(2) from None

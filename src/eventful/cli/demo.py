@@ -1,0 +1,157 @@
+"""`eventful demo`: one model, dense and eventful side by side on a made-up clip."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eventful import Config, Stream, TopFraction
+from eventful.cli.models import build
+from eventful.config import PRESETS
+from eventful.convert import convert
+from eventful.video.overlay import UpdateView, contact_sheet
+from eventful.video.synthetic import moving_objects
+
+BUDGET = 0.125  # share of the tokens, for the presets that need a number
+WARM = 3  # frames left out of the medians: the flush, and the first of its kind
+
+
+@dataclass
+class Contender:
+    """One way to run the model, and what it did frame by frame."""
+
+    name: str
+    call: Callable[[Tensor], Any]
+    stream: Stream | None = None
+    ms: list[float] = field(default_factory=list)
+    updated: list[float] = field(default_factory=list)
+    macs: list[float] = field(default_factory=list)
+    error: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Row:
+    """One line of the table: medians over the steady frames."""
+
+    preset: str
+    policy: str
+    tokens_updated: float
+    tokens: int
+    operations_ratio: float
+    speedup: float
+    feature_error: float
+
+
+def run(frames: int, as_json: bool, picture: Path | None, model: str, size: int) -> None:
+    """Run every preset beside the dense model, in turn on each frame."""
+    torch.manual_seed(0)
+    vit = build(model, size=size)
+    contenders = _contenders(vit)
+    views: list[UpdateView] = []
+    for t, frame in enumerate(_progress(moving_objects(frames, (size, size)), frames, as_json)):
+        _step(contenders, (frame - 0.5) / 0.5)
+        watched = contenders[1].stream
+        if picture is not None and t and watched is not None and watched.last is not None:
+            views.append(UpdateView.of(frame, watched.last))
+    rows = [_row(contender, contenders[0]) for contender in contenders[1:]]
+    if picture is not None:
+        shown = views[:: max(1, len(views) // 4)][:4]
+        contact_sheet(shown, picture)
+    if as_json:
+        print(json.dumps({"model": model, "size": size, "frames": frames, "rows": [asdict(r) for r in rows]}))
+    else:
+        _show(rows, model, size, frames, picture)
+
+
+def _contenders(vit: nn.Module) -> list[Contender]:
+    made = [Contender("dense", vit)]
+    automatic = Stream(convert(vit, Config.fast()), maps=True)
+    made.append(Contender("fast (its own threshold)", automatic, automatic))
+    for preset in PRESETS:
+        stream = Stream(convert(vit, Config.preset(preset, TopFraction(BUDGET))))
+        made.append(Contender(preset, stream, stream))
+    return made
+
+
+def _step(contenders: list[Contender], frame: Tensor) -> None:
+    """One frame through all, one after the other, so that they meet the same machine."""
+    dense: Tensor | None = None
+    for contender in contenders:
+        began = time.perf_counter()
+        with torch.no_grad():
+            output = _features(contender.call(frame))
+        contender.ms.append((time.perf_counter() - began) * 1000)
+        dense = output if dense is None else dense
+        contender.error.append(float((output - dense).norm() / dense.norm()))
+        record = contender.stream.last if contender.stream else None
+        if record is not None:
+            contender.updated.append(record.fraction)
+            contender.macs.append(record.macs / record.dense_macs)
+
+
+def _features(output: Any) -> Tensor:
+    """The tensor to compare: the output itself, or its first field."""
+    return output if isinstance(output, Tensor) else next(iter(output.values()))
+
+
+def _row(contender: Contender, dense: Contender) -> Row:
+    assert contender.stream is not None
+    assert contender.stream.last is not None
+    tokens = next(iter(contender.stream.last.layouts.values())).tokens
+    policy = contender.stream.policy
+    ratios = [a / b for a, b in zip(dense.ms[WARM:], contender.ms[WARM:], strict=True)]
+    return Row(
+        preset=contender.name,
+        policy=type(policy).__name__,
+        tokens_updated=statistics.median(contender.updated[WARM:]) * tokens,
+        tokens=tokens,
+        operations_ratio=statistics.median(contender.macs[WARM:]),
+        speedup=statistics.median(ratios),
+        feature_error=statistics.median(contender.error[WARM:]),
+    )
+
+
+def _progress(clip: Any, frames: int, quiet: bool) -> Any:
+    if quiet:
+        return clip
+    from rich.progress import track
+
+    return track(clip, description="Streaming", total=frames, transient=True)
+
+
+def _show(rows: list[Row], model: str, size: int, frames: int, picture: Path | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(
+        title=f"{model}, random weights, {size} px, {rows[0].tokens} tokens, {frames} frames",
+        caption=(
+            "Medians over steady frames, each frame run dense (eager, SDPA, fp32) and under every preset "
+            "in turn.\nFeature error: |eventful - dense| / |dense| of the model's output."
+        ),
+    )
+    table.add_column("preset")
+    table.add_column("tokens updated", justify="right")
+    table.add_column("operations saved", justify="right")
+    table.add_column("speed-up", justify="right")
+    table.add_column("feature error", justify="right")
+    for row in rows:
+        table.add_row(
+            row.preset,
+            f"{row.tokens_updated:.0f} of {row.tokens}",
+            f"{1 / row.operations_ratio:.1f}x",
+            f"{row.speedup:.2f}x",
+            f"{row.feature_error:.3f}",
+        )
+    console.print(table)
+    if picture is not None:
+        console.print(f"Picture: {picture}")

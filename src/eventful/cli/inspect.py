@@ -1,0 +1,59 @@
+"""`eventful inspect`: a dry run of a conversion."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import torch
+
+from eventful.cli.models import build
+from eventful.convert import Inspection, inspect
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def run(model: str, size: int | None, dtype: str, as_json: bool) -> None:
+    """Print which blocks match and what one stream would hold."""
+    report = inspect(build(model, weightless=True).to(DTYPES[dtype]), size)
+    if as_json:
+        print(json.dumps(_plain(model, dtype, report), indent=2))
+        return
+    _show(model, dtype, report)
+
+
+def _plain(model: str, dtype: str, report: Inspection) -> dict[str, object]:
+    return {
+        "model": model,
+        "dtype": dtype,
+        "size": report.size,
+        "tokens": sum(report.tokens.values()),
+        "matched": report.matched,
+        "blocks": [{**asdict(block), "matched": block.matched} for block in report.blocks],
+        "state_bytes": report.state_bytes,
+    }
+
+
+def _show(model: str, dtype: str, report: Inspection) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not report.blocks:
+        console.print(f"[bold]{model}[/]: no known vision transformer inside. See docs/adapters.md.")
+        return
+    size = "x".join(str(side) for side in report.size or ())
+    console.print(
+        f"[bold]{model}[/] at {size} px, {dtype}: {report.matched} of {len(report.blocks)} blocks can be "
+        f"made eventful ({report.blocks[0].adapter}), {sum(report.tokens.values())} tokens a frame."
+    )
+    misses = [block for block in report.blocks if not block.matched]
+    if misses:
+        table = Table("block", "type", "why not")
+        for block in misses:
+            table.add_row(block.name, block.type, block.reason)
+        console.print(table)
+    table = Table("preset", "state per stream", title="What one stream remembers")
+    for preset, count in report.state_bytes.items():
+        table.add_row(preset, f"{count / 1e6:,.1f} MB")
+    console.print(table)

@@ -1,0 +1,297 @@
+"""convert, restore, inspect: give a model an eventful path, take it away, or only look."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from eventful.adapters import Adapter, Mismatch, adapters
+from eventful.adapters.base import Session
+from eventful.block import run_block
+from eventful.config import PRESETS, Config
+from eventful.errors import ConfigError, NoMatchError, UnsupportedError
+from eventful.footprint import state_bytes
+from eventful.layout import TokenLayout
+from eventful.spec import BlockSpec
+
+_MARK = "_eventful"  # attribute of the converted root that holds its Session
+
+
+@dataclass(frozen=True)
+class BlockMatch:
+    """One block of a model: whether it can be made eventful, and if not, why."""
+
+    name: str
+    type: str
+    adapter: str
+    reason: str | None = None
+
+    @property
+    def matched(self) -> bool:
+        """Whether the block can be made eventful."""
+        return self.reason is None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `convert` would do to a model.
+
+    Attributes:
+        size: frame size (height, width) the numbers are for; None if the model does not tell.
+        tokens: N per frame, by trunk.
+        state_bytes: bytes per stream, by preset.
+    """
+
+    blocks: list[BlockMatch]
+    size: tuple[int, int] | None = None
+    tokens: dict[str, int] = field(default_factory=dict)
+    state_bytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def matched(self) -> int:
+        """How many blocks can be made eventful."""
+        return sum(block.matched for block in self.blocks)
+
+
+class BlockForward:
+    """A block's forward: eventful inside a step, the original outside."""
+
+    def __init__(
+        self, session: Session, trunk_name: str, block: nn.Module, place: dict[str, Any]
+    ) -> None:
+        self.session, self.trunk_name, self.block, self.place = session, trunk_name, block, place
+        self._spec: BlockSpec | None = None
+
+    @property
+    def spec(self) -> BlockSpec:
+        """Built on first use from the block this forward sits on, so that copies get their own."""
+        if self._spec is None:
+            trunk, adapter = self.session.trunks[self.trunk_name]
+            self._spec = replace(adapter.spec(trunk, self.block), **self.place)
+        return self._spec
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        step = self.session.step
+        if step is None:
+            return type(self.block).forward(self.block, *args, **kwargs)
+        _, adapter = self.session.trunks[self.trunk_name]
+        call = adapter.read(self.spec, args, kwargs)
+        if self.spec.first and adapter.adds_positions:
+            step.record.positions[self.trunk_name] = (call.tokens.shape[1], self.spec.dim)
+        if adapter.watched(self.spec, step):
+            step.taps.setdefault(self.trunk_name, set()).add(self.spec.index)
+        result = run_block(self.spec, step, call.tokens, call.positions)
+        full = self.trunk_name not in step.compact
+        return adapter.write(result, step.layouts[self.trunk_name] if full else None, args)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_spec": None}
+
+
+def convert(
+    model: nn.Module,
+    config: Config | None = None,
+    *,
+    inplace: bool = False,
+    where: Callable[[str, nn.Module], bool] | None = None,
+) -> nn.Module:
+    """Give a model an eventful path, used while a `Stream` steps it.
+
+    Outside a stream the result computes what `model` computes, to the bit. Weights are
+    shared, state-dict keys do not change.
+
+    Args:
+        config: the update rule; `Config.fast()` if left out.
+        inplace: change `model` itself (undone by `restore`) instead of returning a new tree.
+        where: convert only the blocks for which `where(name, block)` is true.
+
+    Raises:
+        NoMatchError: no block can be converted.
+    """
+    config = config or Config.fast()
+    if not isinstance(config, Config):
+        raise ConfigError(f"convert takes a Config, got {config!r}; e.g. Config.fast(TopR(256)).")
+    if find_session(model) is not None:
+        raise ConfigError(
+            "This model is converted already; restore it first, or convert the original."
+        )
+    if not inplace:
+        model = _clone(model)
+    session = Session(config)
+    for name, trunk, adapter in _trunks(model):
+        _convert_trunk(session, name, trunk, adapter, where)
+    if not session.blocks:
+        raise NoMatchError(_explain(model, where))
+    setattr(model, _MARK, session)
+    return model
+
+
+def _convert_trunk(
+    session: Session,
+    name: str,
+    trunk: nn.Module,
+    adapter: Adapter,
+    where: Callable[[str, nn.Module], bool] | None,
+) -> None:
+    everything = [(_join(name, short), block) for short, block in adapter.blocks(trunk)]
+    chosen: list[int] = []
+    for i, (path, block) in enumerate(everything):
+        if (where is None or where(path, block)) and _reason(adapter, trunk, block) is None:
+            chosen.append(i)
+    if not chosen:
+        return
+    if session.config.gating == "frame" and chosen != list(range(chosen[0], chosen[-1] + 1)):
+        gaps = [everything[i][0] for i in range(chosen[0], chosen[-1]) if i not in chosen]
+        raise UnsupportedError(
+            "gating='frame' carries the selected tokens through consecutive blocks, but these in "
+            f"between are not converted: {', '.join(gaps)}. Use gating='operator' or 'block'."
+        )
+    session.trunks[name] = (trunk, adapter)
+    session.blocks[name] = [everything[i][0] for i in chosen]
+    for i in chosen:
+        path, block = everything[i]
+        place = {
+            "name": path,
+            "trunk": name,
+            "index": i,
+            "first": i == chosen[0],
+            "last": i == chosen[-1],
+        }
+        vars(block)["forward"] = BlockForward(session, name, block, place)
+    for path, value in adapter.prepare(trunk, name, session).items():
+        owner, _, attribute = path.rpartition(".")
+        vars(trunk.get_submodule(owner))[attribute] = value
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Undo an in-place `convert`; returns the model."""
+    session = find_session(model)
+    if session is None:
+        raise ConfigError("This model is not converted, so there is nothing to restore.")
+    for module in model.modules():
+        if isinstance(vars(module).get("forward"), BlockForward):
+            del vars(module)["forward"]
+        if vars(module).get(_MARK) is session:
+            del vars(module)[_MARK]
+    for name, (trunk, adapter) in session.trunks.items():
+        for path in adapter.prepare(trunk, name, session):
+            owner, _, attribute = path.rpartition(".")
+            vars(trunk.get_submodule(owner)).pop(attribute, None)
+    return model
+
+
+def inspect(model: nn.Module, size: tuple[int, int] | int | None = None) -> Inspection:
+    """A dry run of `convert`: which blocks match, which not and why, and what state costs.
+
+    Args:
+        size: frame size in pixels; the model's own if left out.
+    """
+    tokens: dict[str, int] = {}
+    total = dict.fromkeys(PRESETS, 0)
+    pixels = (size, size) if isinstance(size, int) else size
+    for name, trunk, adapter in _trunks(model):
+        pixels = pixels or adapter.default_size(trunk)
+        layout = adapter.layout(trunk, pixels)
+        tokens[name] = layout.tokens
+        for preset in PRESETS:
+            total[preset] += _trunk_bytes(trunk, adapter, layout, Config.preset(preset))
+    return Inspection(_block_matches(model), pixels, tokens, total)
+
+
+def _trunk_bytes(trunk: nn.Module, adapter: Adapter, layout: TokenLayout, config: Config) -> int:
+    dtype = next((p.dtype for p in trunk.parameters() if p.is_floating_point()), torch.float32)
+    specs = [
+        adapter.spec(trunk, block)
+        for _, block in adapter.blocks(trunk)
+        if _reason(adapter, trunk, block) is None
+    ]
+    return state_bytes([spec.shape(layout, config) for spec in specs], config, dtype)
+
+
+def find_session(model: nn.Module) -> Session | None:
+    """The session of a converted model, or of the one converted model inside it."""
+    found = [vars(module)[_MARK] for module in model.modules() if _MARK in vars(module)]
+    if len(found) > 1:
+        raise ConfigError(
+            f"{len(found)} converted models inside one; convert the whole model once instead."
+        )
+    return found[0] if found else None
+
+
+def _trunks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Adapter]]:
+    claimed: list[str] = []
+    for name, module in model.named_modules():
+        if any(name == done or name.startswith(f"{done}.") or done == "" for done in claimed):
+            continue
+        adapter = next((a for a in adapters() if a.matches(module)), None)
+        if adapter is not None:
+            claimed.append(name)
+            yield name, module, adapter
+
+
+def _reason(adapter: Adapter, trunk: nn.Module, block: nn.Module) -> str | None:
+    try:
+        adapter.spec(trunk, block)
+    except Mismatch as mismatch:
+        return str(mismatch)
+    return None
+
+
+def _explain(model: nn.Module, where: Callable[[str, nn.Module], bool] | None) -> str:
+    seen = _block_matches(model)
+    if seen and where is not None and any(block.matched for block in seen):
+        return (
+            "`where` rejected every block; it is called with (name, block), e.g. ('blocks.0', ...)."
+        )
+    if seen:
+        why = sorted({f"{block.type}: {block.reason}" for block in seen})
+        return "No block can be made eventful. " + "; ".join(why) + "."
+    types = sorted({type(child).__name__ for child in model.modules()})
+    known = ", ".join(adapter.name for adapter in adapters())
+    return (
+        f"No known vision transformer inside {type(model).__name__}. Known families: {known}. "
+        f"Module types seen: {', '.join(types[:40])}. Teach eventful another family with "
+        "eventful.register_adapter (docs/adapters.md)."
+    )
+
+
+def _block_matches(model: nn.Module) -> list[BlockMatch]:
+    """Every block of every known trunk, matched or not."""
+    return [
+        BlockMatch(
+            _join(name, short), type(block).__name__, adapter.name, _reason(adapter, trunk, block)
+        )
+        for name, trunk, adapter in _trunks(model)
+        for short, block in adapter.blocks(trunk)
+    ]
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _clone(module: nn.Module, done: dict[int, nn.Module] | None = None) -> nn.Module:
+    """A new module tree over the same parameters, buffers and hyper-parameters.
+
+    The dicts of parameters and buffers themselves are shared, so the two trees stay in
+    step when weights are loaded, moved or replaced through either.
+    """
+    done = {} if done is None else done
+    if id(module) in done:
+        return done[id(module)]
+    twin = cast(nn.Module, module.__class__.__new__(module.__class__))
+    done[id(module)] = twin
+    for key, value in vars(module).items():
+        if key == "_modules":
+            twins = {n: None if m is None else _clone(m, done) for n, m in value.items()}
+            vars(twin)[key] = type(value)(twins)
+        elif key.endswith("_hooks") or key.startswith(("_forward_hooks", "_forward_pre_hooks")):
+            vars(twin)[key] = copy.copy(value)
+        else:
+            vars(twin)[key] = value
+    return twin

@@ -1,0 +1,59 @@
+"""Every exception the library raises on purpose. Each message says what to do next."""
+
+from __future__ import annotations
+
+
+class EventfulError(Exception):
+    """Base of all errors raised by eventful."""
+
+
+class ConfigError(EventfulError, ValueError):
+    """A configuration or policy that makes no sense."""
+
+
+class NoMatchError(EventfulError):
+    """`convert` found no transformer block it can make eventful."""
+
+
+class UnsupportedError(EventfulError):
+    """A request that has no meaning, or no implementation, inside a stream."""
+
+
+class FrameError(EventfulError, ValueError):
+    """A frame that does not fit the stream: other size, dtype, device or batch."""
+
+
+class NonFiniteError(FrameError):
+    """NaN or Inf in a frame, or arising from one; the stream is left as it was."""
+
+
+class WeightsChangedError(EventfulError):
+    """The model's weights changed while a stream holds results of the old ones."""
+
+
+class ConcurrentUseError(EventfulError):
+    """One stream stepped from two threads at once."""
+
+
+class GradientError(EventfulError):
+    """Gradients were asked for through a stream."""
+
+
+class TrainingModeError(EventfulError):
+    """The model is in training mode, where dropout would be remembered."""
+
+
+class SnapshotError(EventfulError):
+    """A snapshot that cannot be written, or does not belong to this model."""
+
+
+class StreamNameError(EventfulError, KeyError):
+    """A stream name that is unknown to, or already taken in, a batch."""
+
+    def __str__(self) -> str:
+        """KeyError would print the repr of the message."""
+        return str(self.args[0]) if self.args else ""
+
+
+class MissingDependencyError(EventfulError, ImportError):
+    """An optional library is needed and not installed."""

@@ -1,0 +1,167 @@
+"""Token gates (Section 4.1): compare with the reference, select, remember."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eventful import ops
+from eventful.errors import ConfigError, NonFiniteError
+from eventful.footprint import SAMPLE
+from eventful.policies import GateContext, running, select_by_stream
+from eventful.selection import Selection
+from eventful.spec import BlockSpec
+from eventful.step import Step
+
+
+def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection:
+    """Pass tokens through a gate.
+
+    Args:
+        current: (B, N, D), the gate's input c.
+
+    Returns:
+        The tokens to recompute. The reference u is updated for them, or for all tokens
+        with `reference="previous"`.
+    """
+    gate = spec.gate_name(kind)
+    leading = spec.first and kind in ("qkv", "block", "frame")
+    errors: dict[float, Tensor] = {}
+    if not step.flush_all:
+        errors = _errors(step, gate, current)
+    if leading:
+        _check_finite(current, errors)
+        _flush_on_cut(step, gate, errors)
+    if step.flush_all:
+        selection = Selection.everything(current.shape[0], current.shape[1], current.device)
+    else:
+        selection = _select(step, spec, kind, current, errors)
+    _remember(step, gate, current, selection)
+    step.record_gate(gate, selection, next(iter(errors.values()), None))
+    return selection
+
+
+def _errors(step: Step, gate: str, current: Tensor) -> dict[float, Tensor]:
+    reference = step.state[f"{gate}/reference"]
+    orders = {policy.order for policy in step.policies}
+    return {order: ops.error_norm(current, reference, order) for order in sorted(orders)}
+
+
+def _check_finite(current: Tensor, errors: dict[float, Tensor]) -> None:
+    values = next(iter(errors.values()), current)
+    if not torch.isfinite(values).all():
+        raise NonFiniteError(
+            "The embedded tokens contain NaN or Inf. The stream is as it was before this frame; "
+            "check the decoder and the preprocessing, then go on with the next good frame."
+        )
+
+
+def _flush_on_cut(step: Step, gate: str, errors: dict[float, Tensor]) -> None:
+    cut = step.config.scene_cut
+    if cut is None or not errors:
+        return
+    error = next(iter(errors.values()))
+    fresh = step.flush_rows(error.device)
+    level = step.state.memory(gate).get("scene")
+    if level is not None:
+        jumped = (error > cut.factor * level[:, None]).float().mean(dim=-1) > cut.fraction
+        step.flush((jumped & ~level.isnan()).tolist())
+    now = running(level, error.median(dim=-1).values, cut.momentum)
+    before = torch.full_like(now, torch.nan) if level is None else level
+    step.state.keep_memory(gate, {"scene": torch.where(fresh, before, now)})
+
+
+def _select(
+    step: Step, spec: BlockSpec, kind: str, current: Tensor, errors: dict[float, Tensor]
+) -> Selection:
+    gate = spec.gate_name(kind)
+    known = step.state.memory(gate)
+    context = GateContext(
+        gate=gate,
+        kind=kind,
+        block=spec.index,
+        frame=torch.tensor(step.state.frames, device=current.device) + 1,
+        protected=_protected(step, spec, current.device),
+        due=_due(step, current),
+        age=step.state.tensors.get(f"{gate}/age"),
+        change=_change(step, gate, current),
+        memory=dict(known),
+    )
+    selection = select_by_stream(step.policies, errors, context)
+    if not isinstance(selection, Selection) or selection.mask().shape != current.shape[:2]:
+        raise ConfigError(
+            f"The policy at gate {gate} must return a Selection of {current.shape[0]} streams "
+            f"x {current.shape[1]} tokens; build it with Selection.from_mask or Selection.top."
+        )
+    learned = {
+        name: value for name, value in context.memory.items() if value is not known.get(name)
+    }
+    if not step.flush_any:
+        step.state.keep_memory(gate, learned)
+        return selection
+    # A flushing stream's error says nothing about its noise: what its policy learned is dropped.
+    rows = step.flush_rows(current.device)
+    for name, value in learned.items():
+        before = known.get(name, torch.full_like(value, torch.nan))
+        keep = rows.view(-1, *[1] * (value.dim() - 1))
+        step.state.keep_memory(gate, {name: torch.where(keep, before, value)})
+    return selection.with_rows(rows)
+
+
+def _protected(step: Step, spec: BlockSpec, device: torch.device) -> Tensor | None:
+    if not step.config.protect:
+        return None
+    layout = step.layouts[spec.trunk]
+    mask: Tensor | None = step.shared(("protected", spec.trunk), lambda: layout.protected(device))
+    return mask
+
+
+def _due(step: Step, current: Tensor) -> Tensor | None:
+    """Round-robin refresh: in any max_age consecutive frames each token is due once."""
+    period = step.config.max_age
+    if period is None:
+        return None
+
+    def make() -> Tensor:
+        turn = (torch.tensor(step.state.frames, device=current.device) + 1) % period
+        return torch.arange(current.shape[1], device=current.device) % period == turn[:, None]
+
+    due: Tensor = step.shared(("due", current.shape[1]), make)
+    return due
+
+
+def _sample(tokens: Tensor) -> Tensor:
+    """Every k-th token, evenly spread, at most SAMPLE of them."""
+    count = tokens.shape[1]
+    if count <= SAMPLE:
+        return tokens
+    return tokens[:, torch.arange(SAMPLE, device=tokens.device) * count // SAMPLE]
+
+
+def _wants_change(step: Step) -> bool:
+    return any(getattr(policy, "needs_change", False) for policy in step.policies)
+
+
+def _change(step: Step, gate: str, current: Tensor) -> Tensor | None:
+    if not _wants_change(step):
+        return None
+    state = step.state
+    previous = f"{gate}/previous"
+    # A policy assigned in mid-stream has no previous frame yet; the reference stands in.
+    before = state[previous] if previous in state else _sample(state[f"{gate}/reference"])
+    return ops.error_norm(_sample(current), before, step.policies[0].order)
+
+
+def _remember(step: Step, gate: str, current: Tensor, selection: Selection) -> None:
+    state = step.state
+    if step.config.reference == "previous":
+        state.fill(f"{gate}/reference", current)
+    else:
+        state.write(f"{gate}/reference", selection, selection.gather(current))
+    if _wants_change(step):
+        state.fill(f"{gate}/previous", _sample(current))
+    if step.config.max_age is not None:
+        slot = f"{gate}/age"
+        selected = selection.mask()
+        before = state[slot] if slot in state else torch.zeros_like(selected, dtype=torch.int32)
+        state.fill(slot, (before + 1).masked_fill(selected, 0), owned=True)

@@ -1,0 +1,71 @@
+"""How the tokens of a sequence lie: special tokens before and after a grid of patches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from eventful.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """A sequence of `prefix` special tokens, h x w patch tokens and `suffix` special tokens.
+
+    Class, register, distillation and detection tokens are special: they are protected
+    (always selected, unless the configuration says otherwise) and never pooled.
+    """
+
+    grid: tuple[int, int]
+    prefix: int = 0
+    suffix: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """N."""
+        return self.prefix + self.grid[0] * self.grid[1] + self.suffix
+
+    def protected(self, device: torch.device | str) -> Tensor | None:
+        """(N,) mask of the special tokens; None if there are none."""
+        if not self.prefix and not self.suffix:
+            return None
+        mask = torch.zeros(self.tokens, dtype=torch.bool, device=device)
+        mask[: self.prefix] = True
+        mask[self.tokens - self.suffix :] = True
+        return mask
+
+    def pooled(self, size: int) -> TokenLayout:
+        """The layout of keys after `size` x `size` pooling of the grid (Section 5.3)."""
+        height, width = (-(-side // size) for side in self.grid)
+        return replace(self, grid=(height, width))
+
+    def pool(self, tokens: Tensor, size: int) -> Tensor:
+        """Average (B, N, D) over `size` x `size` cells; a cell cut by the border averages less."""
+        if size == 1:
+            return tokens
+        before, grid, after = self._split(tokens)
+        image = grid.unflatten(1, self.grid).permute(0, 3, 1, 2)
+        image = F.avg_pool2d(image, size, ceil_mode=True, count_include_pad=False)
+        return torch.cat([before, image.flatten(2).transpose(1, 2), after], dim=1)
+
+    def pool_mask(self, mask: Tensor, size: int) -> Tensor:
+        """Max-pool a mask (B, N): a cell is touched if any of its tokens is."""
+        if size == 1:
+            return mask
+        before, grid, after = self._split(mask)
+        image = grid.unflatten(1, self.grid).float()[:, None]
+        touched = F.max_pool2d(image, size, ceil_mode=True)[:, 0].flatten(1) > 0
+        return torch.cat([before, touched, after], dim=1)
+
+    def _split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if tokens.shape[1] != self.tokens:
+            raise UnsupportedError(
+                f"The model made {tokens.shape[1]} tokens where the adapter expected "
+                f"{self.prefix} + {self.grid[0]}x{self.grid[1]} + {self.suffix}; pooling and windows "
+                "need the grid. Check the adapter's `layout` for this model."
+            )
+        last = self.tokens - self.suffix
+        return tokens[:, : self.prefix], tokens[:, self.prefix : last], tokens[:, last:]

@@ -1,0 +1,307 @@
+"""Selection policies (Section 4.3): from the error at a gate to the tokens that pass it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from eventful.errors import ConfigError
+from eventful.selection import Selection
+
+
+@dataclass
+class GateContext:
+    """What a policy may know besides the error.
+
+    Attributes:
+        gate: full name of the gate, e.g. `blocks.3.qkv`.
+        kind: `qkv`, `projection`, `mlp`, `block` or `frame`.
+        block: index of the block in its model.
+        frame: (B,) frames since each stream's last flush.
+        protected: (N,) tokens always to be selected; None if there are none.
+        due: (B, N) tokens whose refresh is due now (`Config.max_age`); None without one.
+        age: (B, N) frames since each token's last update; kept where `max_age` is set.
+        change: (B, S) norm of the frame-to-frame change of a sample of the tokens, for
+            policies that set `needs_change`; None for others.
+        memory: floating-point values (B, ...) that the policy keeps from frame to frame at
+            this gate; NaN for a stream that has none yet. Assign new tensors, never write
+            one in place.
+    """
+
+    gate: str
+    kind: str
+    block: int
+    frame: Tensor
+    protected: Tensor | None = None
+    due: Tensor | None = None
+    age: Tensor | None = None
+    change: Tensor | None = None
+    memory: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def forced(self) -> Tensor | None:
+        """(B, N) tokens that must be selected whatever their error; None if there are none."""
+        if self.due is None:
+            return None if self.protected is None else self.protected.expand(len(self.frame), -1)
+        return self.due if self.protected is None else self.due | self.protected
+
+    def row(self, stream: int) -> GateContext:
+        """The context of one stream of the batch."""
+        part = slice(stream, stream + 1)
+
+        def cut(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value[part]
+
+        return dataclasses.replace(
+            self,
+            frame=self.frame[part],
+            due=cut(self.due),
+            age=cut(self.age),
+            change=cut(self.change),
+            memory={name: value[part] for name, value in self.memory.items()},
+        )
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Anything with an `order` and a `select`: a frozen dataclass, if it is to be snapshotted."""
+
+    @property
+    def order(self) -> float:
+        """Order of the norm that turns a token's error vector into a number."""
+
+    def select(self, error: Tensor, context: GateContext) -> Selection:
+        """Choose tokens from the error norms (B, N)."""
+
+
+def _check_order(order: float) -> None:
+    if not order > 0:
+        raise ConfigError(f"The order of the error norm must be positive (2 is L2), got {order}.")
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(
+            f"{name} must lie in [0, 1], got {value}; for a number of tokens use TopR."
+        )
+
+
+def select_top(error: Tensor, r: int, context: GateContext) -> Selection:
+    """The r largest errors, forced tokens counted toward r; r = 0 selects nothing at all."""
+    if r <= 0:
+        return Selection.nothing(error.shape[0], error.shape[1], error.device)
+    forced = context.forced
+    if forced is None:
+        return Selection.top(error, r)
+    count = forced.sum(dim=-1).clamp_min(min(r, error.shape[1]))
+    return Selection.top(error.masked_fill(forced, math.inf), count)
+
+
+def _select_above(
+    error: Tensor, level: Tensor | float, context: GateContext, limit: int | None
+) -> Selection:
+    mask = error > level
+    if limit is not None:
+        # Forced tokens do not compete for the ceiling: they are few, and a law of the stream.
+        mask &= Selection.top(error, limit).mask()
+    forced = context.forced
+    return Selection.from_mask(mask if forced is None else mask | forced)
+
+
+def running(before: Tensor | None, now: Tensor, momentum: float) -> Tensor:
+    """Exponential average (B,) that starts with its first value; NaN before means none yet."""
+    if before is None:
+        return now
+    return torch.where(before.isnan(), now, torch.lerp(now, before, momentum))
+
+
+@dataclass(frozen=True)
+class TopR:
+    """The r tokens with the largest error: fixed cost. More than N means all."""
+
+    r: int
+    order: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check_order(self.order)
+        if isinstance(self.r, bool) or not isinstance(self.r, int) or self.r < 0:
+            raise ConfigError(
+                f"TopR needs a number of tokens >= 0, got {self.r!r}; for a share of the tokens "
+                "use TopFraction."
+            )
+
+    def select(self, error: Tensor, context: GateContext) -> Selection:
+        """See `Policy`."""
+        return select_top(error, self.r, context)
+
+
+@dataclass(frozen=True)
+class TopFraction:
+    """The floor(fraction * N) tokens with the largest error."""
+
+    fraction: float
+    order: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check_order(self.order)
+        _check_fraction("TopFraction", self.fraction)
+
+    def select(self, error: Tensor, context: GateContext) -> Selection:
+        """See `Policy`."""
+        return select_top(error, int(self.fraction * error.shape[-1]), context)
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Every token whose error exceeds h: cost follows the scene.
+
+    `h` may be a mapping from gate to threshold. A gate is looked up by its full name
+    (`blocks.3.qkv`), then by its kind (`qkv`), then under `default`.
+    """
+
+    h: float | Mapping[str, float]
+    order: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check_order(self.order)
+        values = self.h.values() if isinstance(self.h, Mapping) else [self.h]
+        if not all(isinstance(value, int | float) and value >= 0 for value in values):
+            raise ConfigError(f"Threshold needs h >= 0 for every gate, got {self.h!r}.")
+
+    def level(self, context: GateContext) -> float:
+        """The threshold in force at this gate."""
+        if not isinstance(self.h, Mapping):
+            return self.h
+        for key in (context.gate, context.kind, "default"):
+            if key in self.h:
+                return self.h[key]
+        raise ConfigError(
+            f"Threshold has no value for gate {context.gate!r}: add it, its kind "
+            f"{context.kind!r}, or 'default' to the mapping."
+        )
+
+    def select(self, error: Tensor, context: GateContext) -> Selection:
+        """See `Policy`."""
+        return _select_above(error, self.level(context), context, None)
+
+
+@dataclass(frozen=True)
+class NoiseThreshold:
+    """Every token whose error exceeds k times the noise, which is measured as it runs.
+
+    The noise of a stream is the running median over tokens of the frame-to-frame change,
+    so one k serves every camera. The ceiling keeps the worst case affordable.
+
+    Attributes:
+        k: threshold in units of the running median.
+        max_fraction: ceiling on the share of tokens selected for their error.
+        momentum: share of the old level kept at each frame.
+    """
+
+    k: float = 2.5
+    max_fraction: float = 0.5
+    momentum: float = 0.9
+    order: float = 2.0
+    needs_change = True
+
+    def __post_init__(self) -> None:
+        _check_order(self.order)
+        _check_fraction("max_fraction", self.max_fraction)
+        if not self.k >= 0 or not 0.0 <= self.momentum < 1.0:
+            raise ConfigError(
+                f"NoiseThreshold needs k >= 0 and momentum in [0, 1), got {self.k}, {self.momentum}."
+            )
+
+    def select(self, error: Tensor, context: GateContext) -> Selection:
+        """See `Policy`."""
+        level = self._track(context)
+        limit = math.ceil(self.max_fraction * error.shape[-1])
+        return _select_above(error, self.k * level[:, None], context, limit)
+
+    def _track(self, context: GateContext) -> Tensor:
+        if context.change is None:
+            raise ConfigError("NoiseThreshold needs the gate to measure the frame-to-frame change.")
+        level = running(
+            context.memory.get("level"), context.change.median(dim=-1).values, self.momentum
+        )
+        context.memory["level"] = level
+        return level
+
+
+@dataclass(frozen=True)
+class Always:
+    """Every token, every frame: the dense model, through the eventful path."""
+
+    order: float = 2.0
+
+    def select(self, error: Tensor, context: GateContext) -> Selection:
+        """See `Policy`."""
+        return Selection.everything(error.shape[0], error.shape[1], error.device)
+
+
+_REGISTRY: dict[str, type[Any]] = {
+    cls.__name__: cls for cls in (TopR, TopFraction, Threshold, NoiseThreshold, Always)
+}
+
+
+def register_policy(cls: type[Any]) -> type[Any]:
+    """Make a user's policy known by its class name, so that configs and snapshots can name it."""
+    if not dataclasses.is_dataclass(cls):
+        raise ConfigError(f"{cls.__name__} must be a (frozen) dataclass to be written down.")
+    _REGISTRY[cls.__name__] = cls
+    return cls
+
+
+def policy_to_dict(policy: Policy) -> dict[str, Any]:
+    """A policy as plain data: its class name and its fields."""
+    name = type(policy).__name__
+    if _REGISTRY.get(name) is not type(policy):
+        raise ConfigError(f"Policy {name} is unknown; decorate it with @eventful.register_policy.")
+    values = {f.name: getattr(policy, f.name) for f in dataclasses.fields(_REGISTRY[name])}
+    plain = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+    return {"policy": name, **plain}
+
+
+def policy_from_dict(data: Mapping[str, Any]) -> Policy:
+    """The inverse of `policy_to_dict`."""
+    fields = dict(data)
+    name = fields.pop("policy", None)
+    if name not in _REGISTRY:
+        raise ConfigError(f"Unknown policy {name!r}; known: {', '.join(sorted(_REGISTRY))}.")
+    try:
+        policy: Policy = _REGISTRY[name](**fields)
+    except TypeError as error:
+        raise ConfigError(f"Policy {name}: {error}.") from None
+    return policy
+
+
+def select_by_stream(
+    policies: list[Policy], error_of: Mapping[float, Tensor], context: GateContext
+) -> Selection:
+    """Let each stream of a batch choose by its own policy.
+
+    Args:
+        policies: one per stream.
+        error_of: error norms (B, N) by order of the norm.
+        context: of the whole batch; its memory is updated.
+    """
+    first = policies[0]
+    if all(policy is first or policy == first for policy in policies):
+        return first.select(error_of[first.order], context)
+    masks, memories = [], []
+    for stream, policy in enumerate(policies):
+        part = context.row(stream)
+        error = error_of[policy.order][stream : stream + 1]
+        masks.append(policy.select(error, part).mask())
+        memories.append(part.memory)
+    for name in {key for memory in memories for key in memory}:
+        known = next(memory[name] for memory in memories if name in memory)
+        blank = torch.full_like(known, math.nan)
+        context.memory[name] = torch.cat([memory.get(name, blank) for memory in memories])
+    return Selection.from_mask(torch.cat(masks))

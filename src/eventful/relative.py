@@ -1,0 +1,59 @@
+"""Decomposed relative position (ViTDet, SAM): logits from queries and offsets, no keys needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from eventful import ops
+
+
+@dataclass(frozen=True, eq=False)
+class RelativePosition:
+    """Relative vectors of one attention: rows (h, kh, d) and columns (w, kw, d).
+
+    Query t of the h x w grid lies at row t // w, column t % w; keys lie likewise on the
+    kh x kw grid, which is smaller than the query grid where keys are pooled.
+    """
+
+    rows: Tensor
+    columns: Tensor
+
+    def pooled(self, size: int) -> RelativePosition:
+        """Average the key axis over cells of `size`, as the keys are."""
+        if size == 1:
+            return self
+
+        def pool(table: Tensor) -> Tensor:
+            return F.avg_pool1d(
+                table.transpose(1, 2), size, ceil_mode=True, count_include_pad=False
+            ).transpose(1, 2)
+
+        return RelativePosition(pool(self.rows), pool(self.columns))
+
+    def bias(self, q: Tensor, index: Tensor) -> Tensor:
+        """Bias (B, H, M, K) of queries (B, H, M, d) at grid places `index` (B or 1, M)."""
+        width = self.columns.shape[0]
+        return ops.relative_bias(q, self.rows[index // width], self.columns[index % width])
+
+    def bias_all(self, q: Tensor) -> Tensor:
+        """Bias (B, H, N, K) of all queries in grid order, without a table per query."""
+        height, width = self.rows.shape[0], self.columns.shape[0]
+        grid = q.unflatten(2, (height, width))
+        down = torch.einsum("bhyxd,ykd->bhyxk", grid, self.rows.to(q.dtype))
+        across = torch.einsum("bhyxd,xkd->bhyxk", grid, self.columns.to(q.dtype))
+        return (down[..., :, None] + across[..., None, :]).flatten(4).flatten(2, 3)
+
+    def bias_at(self, q: Tensor, index: Tensor, keys: Tensor) -> Tensor:
+        """Bias (B, H, M, J) of queries at `index` (B, M) toward keys at `keys` (B, J) only."""
+        width, key_width = self.columns.shape[0], self.columns.shape[1]
+        down = torch.einsum("bhmd,bmkd->bhmk", q, self.rows[index // width].to(q.dtype))
+        across = torch.einsum("bhmd,bmkd->bhmk", q, self.columns[index % width].to(q.dtype))
+
+        def pick(values: Tensor, at: Tensor) -> Tensor:
+            return values.gather(3, at[:, None, None].expand(*values.shape[:3], -1))
+
+        return pick(down, keys // key_width) + pick(across, keys % key_width)

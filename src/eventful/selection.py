@@ -1,0 +1,130 @@
+"""Which tokens a gate lets through: unique indices per stream, padded to a common length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eventful import ops
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """M of N tokens for each of B streams.
+
+    Streams may select different numbers of tokens. Short rows are padded by repeating
+    their first index, so whatever is computed for a padded slot equals what its twin
+    holds and writing both is harmless; rows with nothing selected are never written.
+
+    Attributes:
+        index: (B, M) token indices, ascending among the valid ones.
+        tokens: N.
+        count: (B,) valid slots per stream; None when every slot of every row is valid.
+    """
+
+    index: Tensor
+    tokens: int
+    count: Tensor | None = None
+
+    @classmethod
+    def everything(cls, batch: int, tokens: int, device: torch.device | str) -> Selection:
+        """All tokens of all streams."""
+        return cls(torch.arange(tokens, device=device).expand(batch, tokens), tokens)
+
+    @classmethod
+    def nothing(cls, batch: int, tokens: int, device: torch.device | str) -> Selection:
+        """No token of any stream."""
+        return cls(torch.empty(batch, 0, dtype=torch.int64, device=device), tokens)
+
+    @classmethod
+    def top(cls, score: Tensor, count: int | Tensor) -> Selection:
+        """The `count` highest scores (B, N) of each stream; `count` may differ by stream, (B,)."""
+        batch, tokens = score.shape
+        if isinstance(count, int):
+            if count >= tokens:
+                return cls.everything(batch, tokens, score.device)
+            return cls(score.topk(max(count, 0), dim=-1).indices.sort(dim=-1).values, tokens)
+        order = score.argsort(dim=-1, descending=True, stable=True)
+        rank = torch.arange(tokens, device=score.device).expand_as(order)
+        mask = torch.zeros_like(score, dtype=torch.bool)
+        mask.scatter_(1, order, rank < count[:, None])
+        return cls.from_mask(mask)
+
+    @classmethod
+    def from_mask(cls, mask: Tensor) -> Selection:
+        """The tokens where `mask` (B, N) is true."""
+        batch, tokens = mask.shape
+        count = mask.sum(dim=-1)
+        longest = int(count.max()) if batch else 0
+        if longest == 0:
+            return cls.nothing(batch, tokens, mask.device)
+        index = (~mask).to(torch.uint8).argsort(dim=-1, stable=True)[:, :longest]
+        if int(count.min()) == longest:
+            return cls(index, tokens)
+        valid = torch.arange(longest, device=mask.device) < count[:, None]
+        return cls(torch.where(valid, index, index[:, :1]), tokens, count)
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return self.index.shape[0]
+
+    @property
+    def width(self) -> int:
+        """M, the padded number of slots."""
+        return self.index.shape[1]
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether every token of every stream is selected, hence in order."""
+        return self.count is None and self.width == self.tokens
+
+    @property
+    def valid(self) -> Tensor | None:
+        """(B, M), false on padded slots; None when nothing is padded."""
+        if self.count is None:
+            return None
+        return torch.arange(self.width, device=self.index.device) < self.count[:, None]
+
+    @property
+    def counts(self) -> Tensor:
+        """(B,) tokens selected in each stream."""
+        if self.count is not None:
+            return self.count
+        return torch.full((self.batch,), self.width, device=self.index.device)
+
+    def mask(self) -> Tensor:
+        """(B, N), true on selected tokens."""
+        mask = torch.zeros(self.batch, self.tokens, dtype=torch.bool, device=self.index.device)
+        if self.count is None:
+            return mask.scatter_(1, self.index, True)
+        mask.scatter_(1, self.index, True)
+        return mask & (self.count > 0)[:, None]
+
+    def complement(self) -> Selection:
+        """The tokens not selected."""
+        return Selection.from_mask(~self.mask())
+
+    def with_rows(self, rows: Tensor) -> Selection:
+        """The same, with every token selected in the streams where `rows` (B,) is true."""
+        return Selection.from_mask(self.mask() | rows[:, None])
+
+    def gather(self, source: Tensor, dim: int = 1) -> Tensor:
+        """The selected entries of `source` along its token axis `dim`."""
+        return source if self.is_everything else ops.gather(source, self.index, dim)
+
+    def scatter_(self, destination: Tensor, values: Tensor, dim: int = 1) -> None:
+        """Write `values` to the selected entries of `destination` along `dim`."""
+        if self.width == 0:
+            return
+        if self.is_everything:
+            destination.copy_(values)
+            return
+        if self.count is not None:
+            kept = (self.count > 0).view(-1, *[1] * (values.dim() - 1))
+            values = torch.where(
+                kept, values.to(destination.dtype), ops.gather(destination, self.index, dim)
+            )
+        ops.scatter_(destination, self.index, values, dim)

@@ -1,0 +1,105 @@
+"""Snapshots: a stream's memory as one safetensors file, tied to its model by a fingerprint."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from eventful.adapters.base import Session
+from eventful.errors import ConfigError, SnapshotError
+from eventful.policies import Policy, policy_from_dict, policy_to_dict
+from eventful.state import StreamState
+from eventful.weights import fingerprint
+
+FORMAT = 1
+
+
+@dataclass
+class Snapshot:
+    """What a snapshot holds besides the model's identity."""
+
+    state: StreamState
+    policies: list[Policy | None]
+    signature: tuple[tuple[int, ...], torch.dtype, torch.device] | None
+
+
+def write_snapshot(session: Session, content: Snapshot, path: str | Path | None) -> bytes:
+    """Serialise, and write to `path` if given."""
+    if content.signature is None:
+        raise SnapshotError("The stream has seen no frame yet, so there is nothing to keep.")
+    shape, dtype, device = content.signature
+    try:
+        policies = [
+            None if policy is None else policy_to_dict(policy) for policy in content.policies
+        ]
+    except ConfigError as error:
+        raise SnapshotError(str(error)) from None
+    about = {
+        "format": FORMAT,
+        "fingerprint": fingerprint(session),
+        "rule": _rule(session),
+        "policies": policies,
+        "frames": content.state.frames,
+        "signature": [list(shape), str(dtype).removeprefix("torch."), str(device)],
+    }
+    tensors = {name: tensor.contiguous() for name, tensor in content.state.tensors.items()}
+    data: bytes = save_tensors(tensors, metadata={"eventful": json.dumps(about)})
+    if path is not None:
+        target = Path(path)
+        partial = target.with_name(target.name + ".partial")
+        partial.write_bytes(data)
+        partial.replace(target)  # a crash while writing never leaves half a snapshot under the name
+    return data
+
+
+def read_snapshot(session: Session, source: str | Path | bytes) -> Snapshot:
+    """The content of a snapshot, moved to the model's device; raises if it is another model's."""
+    about, tensors = _open(source)
+    if about.get("format") != FORMAT:
+        raise SnapshotError(f"Snapshot format {about.get('format')}, this version reads {FORMAT}.")
+    if about["rule"] != _rule(session):
+        raise SnapshotError(
+            "The snapshot was taken under another update rule. Convert the model with the config it was "
+            f"taken with: {about['rule']}."
+        )
+    if about["fingerprint"] != fingerprint(session):
+        raise SnapshotError(
+            "The snapshot belongs to a model with other weights. Load those weights into the model first."
+        )
+    trunk = next(iter(session.trunks.values()))[0]
+    device = next(trunk.parameters()).device
+    state = StreamState(len(about["frames"]))
+    state.frames = list(about["frames"])
+    state.tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+    shape, dtype, _ = about["signature"]
+    policies = [
+        None if policy is None else policy_from_dict(policy) for policy in about["policies"]
+    ]
+    return Snapshot(state, policies, (tuple(shape), getattr(torch, dtype), device))
+
+
+def _open(source: str | Path | bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    try:
+        if isinstance(source, bytes):
+            header = json.loads(source[8 : 8 + int.from_bytes(source[:8], "little")])
+            return json.loads(header["__metadata__"]["eventful"]), load_tensors(source)
+        with safe_open(str(source), framework="pt") as file:
+            about = json.loads((file.metadata() or {})["eventful"])
+            return about, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise SnapshotError(f"No snapshot at {source!r}.") from None
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise SnapshotError(f"Not a snapshot of an eventful stream: {error}.") from None
+
+
+def _rule(session: Session) -> dict[str, Any]:
+    """The config without its policy, which may change from frame to frame."""
+    rule = {k: v for k, v in session.config.to_dict().items() if k != "policy"}
+    return {**rule, "blocks": session.blocks}

@@ -1,0 +1,206 @@
+"""One forward pass of a converted model inside a stream: what blocks share, and what is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eventful.config import Config
+from eventful.counting import (
+    BlockShape,
+    BlockWork,
+    Operations,
+    count_block,
+    count_dense,
+    count_frame_gate,
+    count_positions,
+)
+from eventful.layout import TokenLayout
+from eventful.policies import Policy
+from eventful.selection import Selection
+from eventful.state import StreamState
+
+
+class FlushRequired(Exception):
+    """The step needs state that is not there (a newly tapped layer); it is run again as a flush."""
+
+
+@dataclass
+class GateRecord:
+    """What one gate did in one step.
+
+    Attributes:
+        counts: (B,) tokens that passed.
+        error: (B, N) error norms, if asked for; None on a flush.
+        mask: (B, N) tokens that passed, if asked for.
+    """
+
+    counts: Tensor
+    error: Tensor | None = None
+    mask: Tensor | None = None
+
+
+@dataclass
+class BlockRecord:
+    """What one block did in one step: the numbers that counting needs, per stream (B,)."""
+
+    shape: BlockShape
+    work: dict[str, Tensor]
+
+
+@dataclass
+class StepRecord:
+    """What one step did. Numbers are worked out when asked for, not while the step runs.
+
+    Attributes:
+        flushed: (B,) streams that recomputed everything.
+        gates: by full name, in the order they were passed.
+        blocks: by name.
+        positions: (N, D) of each trunk that adds a position encoding to its tokens.
+        frame_gates: (N, D) of each gate of gating `frame`.
+        layouts: token layout by trunk.
+    """
+
+    config: Config
+    flushed: list[bool]
+    layouts: dict[str, TokenLayout] = field(default_factory=dict)
+    gates: dict[str, GateRecord] = field(default_factory=dict)
+    blocks: dict[str, BlockRecord] = field(default_factory=dict)
+    positions: dict[str, tuple[int, int]] = field(default_factory=dict)
+    frame_gates: list[tuple[int, int]] = field(default_factory=list)
+    clock: Callable[[], float] = field(default=lambda: 0.0, repr=False)
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds of the whole forward call."""
+        return self.clock()
+
+    @property
+    def updated(self) -> dict[str, float]:
+        """Tokens updated per gate, the mean over streams."""
+        return {name: float(gate.counts.float().mean()) for name, gate in self.gates.items()}
+
+    @property
+    def fraction(self) -> float:
+        """Share of tokens updated, the mean over gates and streams."""
+        tokens = sum(block.shape.tokens for block in self.blocks.values()) / max(
+            len(self.blocks), 1
+        )
+        updated = self.updated
+        return sum(updated.values()) / max(len(updated), 1) / max(tokens, 1)
+
+    @property
+    def error(self) -> Tensor | None:
+        """(B, N) error norms at the first gate, if maps were asked for."""
+        return next((gate.error for gate in self.gates.values()), None)
+
+    @property
+    def mask(self) -> Tensor | None:
+        """(B, N) tokens that passed the first gate, if maps were asked for."""
+        return next((gate.mask for gate in self.gates.values()), None)
+
+    @property
+    def macs(self) -> int:
+        """Operations of the step over all streams, in the paper's convention."""
+        return sum(operations.total for operations in self.operations())
+
+    @property
+    def dense_macs(self) -> int:
+        """What the same frames would have cost dense, with the same pooling."""
+        total = self._positions()
+        for record in self.blocks.values():
+            total = total + count_dense(record.shape)
+        return total.total * len(self.flushed)
+
+    def operations(self) -> list[Operations]:
+        """Operations of this step for each stream."""
+        return [self._operations_of(stream) for stream in range(len(self.flushed))]
+
+    def _operations_of(self, stream: int) -> Operations:
+        total = self._positions()
+        flush = self.flushed[stream]
+        for record in self.blocks.values():
+            numbers = {name: int(value[stream]) for name, value in record.work.items()}
+            work = BlockWork(**numbers, flush=flush)
+            total = total + count_block(record.shape, self.config, work)
+        if not flush:
+            for tokens, dim in self.frame_gates:
+                total = total + count_frame_gate(tokens, dim)
+        return total
+
+    def _positions(self) -> Operations:
+        total = Operations()
+        for tokens, dim in self.positions.values():
+            total = total + count_positions(tokens, dim)
+        return total
+
+
+@dataclass
+class Step:
+    """One step of B streams.
+
+    Attributes:
+        config: the update rule.
+        state: the memory of the streams, written as the step goes.
+        policies: one per stream.
+        flushing: (B,) streams that recompute everything in this step; a scene cut adds to it.
+        layouts: token layout by trunk.
+        keep_maps: keep error maps and masks in the record.
+        taps: by trunk, blocks whose full output the model's caller will see.
+        selections: the frame gate's choice by trunk, for gating `frame`.
+        compact: trunks whose blocks now pass only the selected tokens on.
+        cache: values shared by the blocks of one step, e.g. rotary tables.
+    """
+
+    config: Config
+    state: StreamState
+    policies: list[Policy]
+    flushing: list[bool]
+    layouts: dict[str, TokenLayout]
+    keep_maps: bool = False
+    taps: dict[str, set[int]] = field(default_factory=dict)
+    selections: dict[str, Selection] = field(default_factory=dict)
+    compact: set[str] = field(default_factory=set)
+    cache: dict[Any, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.record = StepRecord(self.config, self.flushing, self.layouts)
+
+    @property
+    def flush_all(self) -> bool:
+        """Whether every stream flushes."""
+        return all(self.flushing)
+
+    @property
+    def flush_any(self) -> bool:
+        """Whether some stream flushes."""
+        return any(self.flushing)
+
+    def flush_rows(self, device: torch.device) -> Tensor:
+        """`flushing` as a tensor (B,)."""
+        return torch.tensor(self.flushing, device=device)
+
+    def flush(self, rows: list[bool]) -> None:
+        """Make more streams flush in this step."""
+        self.flushing[:] = [a or b for a, b in zip(self.flushing, rows, strict=True)]
+
+    def shared(self, key: Any, make: Callable[[], Any]) -> Any:
+        """A value computed once per step."""
+        if key not in self.cache:
+            self.cache[key] = make()
+        return self.cache[key]
+
+    def record_gate(self, name: str, selection: Selection, error: Tensor | None) -> None:
+        """Note what a gate let through."""
+        keep = self.keep_maps
+        self.record.gates[name] = GateRecord(
+            selection.counts, error if keep else None, selection.mask() if keep else None
+        )
+
+    def record_block(self, name: str, shape: BlockShape, **work: Tensor) -> None:
+        """Note what a block computed."""
+        self.record.blocks[name] = BlockRecord(shape, work)

@@ -1,0 +1,1 @@
+"""Video ends: where frames come from and how updates are shown."""

@@ -1,0 +1,15 @@
+"""Set-up shared by every test."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch is imported: the suite runs as two processes on two cores, and a thread pool in each
+# would make them fight over the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from hypothesis import settings
+
+# The first example of a property pays for torch's warm-up, which is no fault of the property.
+settings.register_profile("eventful", deadline=None)
+settings.load_profile("eventful")

@@ -1,0 +1,117 @@
+"""The attention rules against dense attention on their own buffers, over long runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small import drifting_tokens, random_trunk
+
+import eventful
+from eventful import Config, Threshold, TopFraction, TopR, ops
+
+
+def dense_on_buffers(stream, heads, scale):
+    """fp64 attention over the buffered q, k, v of block 0, and the largest logit."""
+    q, k, v = (
+        ops.split_heads(stream._state[f"blocks.0/{name}"].double(), heads)
+        for name in ("query", "key", "value")
+    )
+    scores = ops.logits(q, k, scale)
+    return ops.join_heads(scores.softmax(-1) @ v), float(scores.abs().max())
+
+
+@pytest.mark.parametrize(("gain", "least"), [(1.0, 0.3), (60.0, 120)], ids=["mild", "one-hot"])
+@pytest.mark.parametrize("policy", [TopFraction(0.2), Threshold(3.0)], ids=["top", "threshold"])
+def test_exact_equals_dense_attention_over_1000_frames(gain, least, policy):
+    model = random_trunk((4, 5), depth=1, gain=gain, seed=3)
+    stream = eventful.Stream(eventful.convert(model, Config.exact(policy, scene_cut=None)))
+    largest, rebased = 0.0, 0
+    for t, frame in enumerate(drifting_tokens(1000, 2, 20, 16, share=0.1)):
+        # A stationary stream: drifting without bound would leave float32's useful range.
+        stream(torch.tanh(frame / 3) * 3)
+        rebased += int(stream.last.blocks["blocks.0"].work.get("rebased", torch.zeros(2)).sum())
+        expected, logit = dense_on_buffers(stream, 2, 8**-0.5)
+        largest = max(largest, logit)
+        got = stream._state["blocks.0/attended"].double()
+        assert (got - expected).abs().max() <= 1e-4 * expected.abs().max(), f"frame {t}"
+    assert largest > least
+    if gain > 1:
+        assert rebased > 0
+
+
+def test_without_rebasing_exact_would_drift():
+    """The condition number is what holds the line; with the limit out of reach it is crossed."""
+    model = random_trunk((4, 5), depth=1, gain=60.0, seed=3)
+    stream = eventful.Stream(
+        eventful.convert(model, Config.exact(TopFraction(0.2), scene_cut=None, rebase=1e30))
+    )
+    worst = 0.0
+    for frame in drifting_tokens(300, 2, 20, 16, share=0.1):
+        stream(torch.tanh(frame / 3) * 3)
+        expected, _ = dense_on_buffers(stream, 2, 8**-0.5)
+        got = stream._state["blocks.0/attended"].double()
+        worst = max(worst, float((got - expected).abs().max() / expected.abs().max()))
+    assert worst > 1e-4
+
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+
+
+@pytest.mark.parametrize("preset", ["fast", "exact", "paper", "tokenwise", "stgt"])
+def test_bf16_stays_within_its_own_tolerance(preset):
+    model = random_trunk((4, 5), window=(2, 3), relative=True).to(torch.bfloat16)
+    stream = eventful.Stream(eventful.convert(model, Config.preset(preset, TopR(20))))
+    dense = random_trunk((4, 5), window=(2, 3), relative=True).to(torch.bfloat16).float()
+    whole = eventful.convert(dense, Config.fast(TopR(20)))
+    for frame in drifting_tokens(20, 1, 20, 16, share=0.3):
+        got = stream(frame.to(torch.bfloat16))
+        assert got.dtype == torch.bfloat16
+        expected = eventful.Stream(whole)(frame.to(torch.bfloat16).float())
+        error = (got.float() - expected).abs().max() / expected.abs().max()
+        assert error < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("attention", ["delta", "delta-av"])
+def test_half_precision_products_stay_within_bf16_tolerance(attention):
+    model = random_trunk((4, 5), seed=2)
+    outputs = {}
+    for accumulate in ("float32", "half"):
+        config = Config.paper(TopR(20), attention=attention, accumulate=accumulate)
+        stream = eventful.Stream(eventful.convert(model, config))
+        outputs[accumulate] = [stream(f) for f in drifting_tokens(20, 1, 20, 16, share=0.3)]
+        kinds = {str(t.dtype) for n, t in stream._state.tensors.items() if n.endswith(("/sum", "/weights"))}
+        assert kinds == {"torch.bfloat16" if accumulate == "half" else "torch.float32"}
+    for half, full in zip(outputs["half"], outputs["float32"], strict=True):
+        assert (half - full).abs().max() / full.abs().max() < TOLERANCE[torch.bfloat16]
+
+
+def test_windows_nothing_touched_keep_their_outputs_bit_for_bit():
+    model = random_trunk((6, 6), depth=2, window=(3, 3), relative=True)
+    for config in (Config.exact(Threshold(0.1), scene_cut=None), Config.paper(Threshold(0.1), windows="touched")):
+        stream = eventful.Stream(eventful.convert(model, config))
+        frame = torch.randn(1, 36, 16)
+        stream(frame)
+        before = stream._state["blocks.0/attended"].clone()
+        moved = frame.clone()
+        moved[:, 0] += torch.randn(16)  # token 0 lies in window 0: rows and columns 0-2
+        stream(moved)
+        after = stream._state["blocks.0/attended"]
+        inside = torch.zeros(6, 6, dtype=torch.bool)
+        inside[:3, :3] = True
+        same = (before == after).all(-1)[0]
+        assert same[~inside.flatten()].all()
+        assert not same[inside.flatten()].any()
+        assert stream.last.blocks["blocks.0"].work["windows"].tolist() == [1]
+
+
+def test_overlap_once_costs_what_the_design_says():
+    model = random_trunk((4, 5), depth=1)
+    matmul = {}
+    for overlap in ("twice", "once"):
+        config = Config.paper(TopR(6), attention="delta-qk", overlap=overlap)
+        stream = eventful.Stream(eventful.convert(model, config))
+        for frame in drifting_tokens(2, 1, 20, 16, share=0.5):
+            stream(frame)
+        matmul[overlap] = stream.last.operations()[0].matmul
+    n, m, d = 20, 6, 16
+    assert matmul["twice"] - matmul["once"] == 2 * n * m * d - n * m * d * (2 - m / n)

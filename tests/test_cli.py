@@ -1,0 +1,142 @@
+"""The command line: fast to answer, typed in its output, and clear when something is missing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from eventful.cli import main
+from eventful.errors import EventfulError
+
+BEFORE_MAIN = "import sys; sys.argv = ['eventful', *{arguments!r}]\n"
+RUN_MAIN = "from eventful.cli import main\n"
+
+
+def python(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+
+def eventful(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "eventful.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_help_lists_every_command_without_loading_torch() -> None:
+    script = BEFORE_MAIN.format(arguments=["--help"]) + RUN_MAIN
+    script += (
+        "try:\n    main()\nfinally:\n    assert 'torch' not in sys.modules, 'torch was loaded'\n"
+    )
+    done = python(script)
+    assert done.returncode == 0, done.stderr
+    for command in ("inspect", "demo", "reproduce", "doctor"):
+        assert command in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [["inspect"], ["demo"], ["doctor"], ["reproduce", "counts"], ["reproduce", "memory"]]
+)
+def test_every_command_has_help(command: list[str]) -> None:
+    done = eventful(*command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--json" in done.stdout
+
+
+def test_help_answers_within_a_second() -> None:
+    def once() -> float:
+        start = time.perf_counter()
+        assert eventful("--help").returncode == 0
+        return time.perf_counter() - start
+
+    # Best of three: the other test process may hold the cores during one of them.
+    assert min(once() for _ in range(3)) < 1.0
+
+
+def test_unknown_command_fails() -> None:
+    done = eventful("no-such-command")
+    assert done.returncode != 0
+    assert "no-such-command" in done.stderr
+
+
+@pytest.mark.parametrize("library", ["typer", "rich"])
+def test_missing_cli_extra_says_how_to_get_it(library: str) -> None:
+    script = BEFORE_MAIN.format(arguments=["--help"])
+    script += f"sys.modules[{library!r}] = None\n" + RUN_MAIN + "main()"
+    done = python(script)
+    assert done.returncode == 1
+    assert 'pip install "eventful-transformers[cli]"' in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_errors_of_the_library_exit_with_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(as_json: bool) -> None:
+        raise EventfulError("what to do next")
+
+    monkeypatch.setattr("eventful.cli.doctor.run", fail)
+    monkeypatch.setattr(sys, "argv", ["eventful", "doctor"])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+    assert "what to do next" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def report() -> dict:
+    done = eventful("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_doctor_reports_every_field(report: dict) -> None:
+    assert list(report) == [
+        "eventful",
+        "python",
+        "platform",
+        "libraries",
+        "torchvision",
+        "devices",
+        "backends",
+        "compiler",
+        "missing",
+    ]
+    assert report["python"]["version"].startswith(f"{sys.version_info.major}.")
+    assert report["platform"]["cpu_count"] >= 1
+    assert report["libraries"]["torch"]
+    assert report["torchvision"] in {"ok", "repaired", "broken", "missing"}
+
+
+def test_doctor_describes_the_cpu_first(report: dict) -> None:
+    cpu = report["devices"][0]
+    assert cpu["device"] == "cpu"
+    assert cpu["capability"]
+    assert {type(cpu[flag]) for flag in ("avx512", "bf16", "amx")} == {bool}
+
+
+def test_doctor_gives_a_command_for_each_missing_library(report: dict) -> None:
+    missing = {entry["name"]: entry["command"] for entry in report["missing"]}
+    absent = {name for name, version in report["libraries"].items() if version is None}
+    assert set(missing) == absent - ({"triton"} if not report["backends"]["cuda"] else set())
+    assert all(command.startswith("pip install ") for command in missing.values())
+
+
+def test_doctor_names_the_extra_of_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    from eventful.cli import doctor
+
+    real = doctor.version
+    monkeypatch.setattr(doctor, "version", lambda name: None if name == "timm" else real(name))
+    [entry] = [e for e in doctor.collect()["missing"] if e["name"] == "timm"]
+    assert entry["command"] == 'pip install "eventful-transformers[timm]"'
+
+
+def test_doctor_prints_text(capsys: pytest.CaptureFixture[str]) -> None:
+    from eventful.cli import doctor
+
+    doctor.run(as_json=False)
+    printed = capsys.readouterr().out
+    assert "cpu:" in printed
+    assert "C++ compiler" in printed

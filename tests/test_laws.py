@@ -1,0 +1,253 @@
+"""Laws that hold for every preset on every family of models, on tiny random weights, in fp32."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+
+import pytest
+import torch
+import zoo_timm
+import zoo_transformers
+from clips import moving_square, then_still
+
+import eventful
+from eventful import Config, Threshold, TopFraction, TopR
+
+ZOO = {
+    **{f"timm/{name}": entry for name, entry in zoo_timm.ZOO.items()},
+    **{f"hf/{name}": entry for name, entry in zoo_transformers.ZOO.items()},
+}
+PRESETS = ("fast", "exact", "paper", "tokenwise", "stgt")
+RULES = {
+    **{name: lambda policy, name=name, **o: Config.preset(name, policy, **o) for name in PRESETS},
+    "block": lambda policy, **o: Config(policy, gating="block", max_age=64, **o),
+    "operator-query": lambda policy, **o: Config(policy, gating="operator", **o),
+    "delta-qk": lambda policy, **o: Config.paper(policy, attention="delta-qk", **o),
+    "delta-av": lambda policy, **o: Config.paper(policy, attention="delta-av", **o),
+    "delta-once": lambda policy, **o: Config.paper(policy, overlap="once", **o),
+    "delta-touched": lambda policy, **o: Config.paper(policy, windows="touched", **o),
+    "before-norm": lambda policy, **o: Config.paper(policy, gate="before-norm", **o),
+    "frame-after-norm": lambda policy, **o: Config.fast(policy, gate="after-norm", **o),
+}
+FLOW = ("timm/vit", "timm/sam", "hf/yolos")  # families for laws of streams rather than of models
+
+
+@pytest.fixture(params=sorted(ZOO))
+def entry(request):
+    return ZOO[request.param]
+
+
+@pytest.fixture(params=FLOW)
+def flow(request):
+    return ZOO[request.param]
+
+
+@pytest.fixture(params=sorted(RULES))
+def rule(request):
+    return RULES[request.param]
+
+
+@pytest.fixture(params=PRESETS)
+def preset(request):
+    return RULES[request.param]
+
+
+def make(entry):
+    torch.manual_seed(7)
+    return entry.make()
+
+
+def run(entry, target, frame):
+    with torch.no_grad():
+        return entry.output(entry.call(target, frame))
+
+
+def gap(got, expected):
+    """Largest difference, relative to the largest output."""
+    return float((got - expected).abs().max() / expected.abs().max())
+
+
+def tokens(model, entry):
+    return max(eventful.inspect(model, entry.size).tokens.values())
+
+
+def check_dense(entry, config, frames):
+    model = make(entry)
+    stream = eventful.Stream(eventful.convert(model, config))
+    for t, frame in enumerate(moving_square(frames, entry.size, noise=0.05)):
+        assert gap(run(entry, stream, frame), run(entry, model, frame)) < 1e-5, f"frame {t}"
+
+
+def test_all_tokens_is_dense_on_every_family(entry, preset):
+    check_dense(entry, preset(TopR(10**6)), frames=100)
+
+
+def test_all_tokens_is_dense_under_every_rule(flow, rule):
+    check_dense(flow, rule(TopR(10**6)), frames=100)
+
+
+@pytest.mark.parametrize("name", ["timm/vit", "timm/sam", "hf/vitdet"])
+def test_all_tokens_with_pooling_is_the_pooled_model(name, rule):
+    """Pooling changes the model, so dense means: recomputed whole at every frame."""
+    entry = ZOO[name]
+    model = eventful.convert(make(entry), rule(TopR(10**6), pool=2))
+    stream, dense = eventful.Stream(model), eventful.Stream(model)
+    outputs = []
+    for frame in moving_square(100, entry.size, noise=0.05):
+        dense.reset()
+        outputs.append(run(entry, dense, frame))
+        assert gap(run(entry, stream, frame), outputs[-1]) < 1e-5
+    assert gap(outputs[-1], run(entry, make(entry), frame)) > 1e-3  # pooling does something
+
+
+def test_a_still_video_changes_nothing(entry, preset):
+    stream = eventful.Stream(eventful.convert(make(entry), preset(TopFraction(0.3))))
+    frame = moving_square(1, entry.size)[0]
+    first = run(entry, stream, frame)
+    for _ in range(5):
+        assert gap(run(entry, stream, frame), first) < 1e-6
+
+
+def test_a_still_video_costs_nothing_by_default(flow):
+    stream = eventful.Stream(eventful.convert(make(flow), Config.fast(max_age=None, protect=False)))
+    frame = moving_square(1, flow.size)[0]
+    first = run(flow, stream, frame)
+    assert torch.equal(run(flow, stream, frame), first)
+    assert stream.last.updated == {"frame": 0.0} or set(stream.last.updated.values()) == {0.0}
+
+
+def test_outside_a_stream_it_is_the_original(entry, preset):
+    model = make(entry)
+    converted = eventful.convert(model, preset(TopR(3)))
+    stream = eventful.Stream(converted)
+    for frame in moving_square(2, entry.size):
+        run(entry, stream, frame)
+        assert torch.equal(run(entry, converted, frame), run(entry, model, frame))
+
+
+def test_state_dict_keys_and_weights_are_shared_both_ways(entry):
+    model = make(entry)
+    converted = eventful.convert(model)
+    assert list(converted.state_dict()) == list(model.state_dict())
+    frame = moving_square(1, entry.size)[0]
+    other = copy.deepcopy(make(entry))
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(0.9)
+    converted.load_state_dict(other.state_dict())
+    assert torch.equal(run(entry, model, frame), run(entry, other, frame))
+    other.load_state_dict(converted.state_dict())
+    model.load_state_dict(make(entry).state_dict())
+    assert torch.equal(run(entry, converted, frame), run(entry, make(entry), frame))
+
+
+def test_interleaved_streams_equal_separate_ones(entry, preset):
+    config = preset(TopFraction(0.3))
+    model = eventful.convert(make(entry), config)
+    clips = [moving_square(4, entry.size, noise=0.05, seed=seed) for seed in (1, 2)]
+    streams = [eventful.Stream(model) for _ in clips]
+    mixed = [[run(entry, s, f) for s, f in zip(streams, pair, strict=True)] for pair in zip(*clips, strict=True)]
+    for which, clip in enumerate(clips):
+        alone = eventful.Stream(model)
+        for t, frame in enumerate(clip):
+            assert torch.equal(run(entry, alone, frame), mixed[t][which])
+
+
+@pytest.mark.parametrize(
+    "policy", [None, TopFraction(0.3), Threshold(0.5)], ids=["default", "top", "threshold"]
+)
+def test_a_snapshot_goes_on_as_if_never_stopped(flow, rule, policy, tmp_path):
+    policy = policy or eventful.NoiseThreshold()
+    model = eventful.convert(make(flow), rule(policy))
+    clip = moving_square(8, flow.size, noise=0.05)
+    straight, broken = eventful.Stream(model), eventful.Stream(model)
+    for frame in clip[:4]:
+        run(flow, straight, frame)
+        run(flow, broken, frame)
+    broken.policy = TopR(5)
+    straight.policy = TopR(5)
+    broken.snapshot(tmp_path / "stream.safetensors")
+    resumed = eventful.Stream.load(model, tmp_path / "stream.safetensors")
+    assert resumed.policy == TopR(5)
+    resumed.policy = straight.policy = policy
+    for frame in clip[4:]:
+        assert torch.equal(run(flow, resumed, frame), run(flow, straight, frame))
+
+
+@pytest.mark.parametrize("policy", [TopFraction(0.3), Threshold(1.0), eventful.NoiseThreshold(k=2)],
+                         ids=["top", "ragged", "noise"])  # fmt: skip
+def test_a_batch_equals_single_streams(flow, rule, policy):
+    """Streams join and leave, skip frames, and select ragged numbers of tokens."""
+    model = eventful.convert(make(flow), rule(policy))
+    clips = {name: moving_square(6, flow.size, noise=0.05, seed=i) for i, name in enumerate("abc")}
+    plan = [("a",), ("a", "b"), ("a", "b", "c"), ("c", "a"), ("b", "c"), ("b",)]
+    batch, alone, ragged = eventful.StreamBatch(model), {}, False
+    for t, names in enumerate(plan):
+        for name in names:
+            if name not in batch.streams:
+                batch.join(name)
+                alone[name] = eventful.Stream(model)
+        frames = torch.cat([clips[name][t] for name in names])
+        got = run(flow, functools.partial(batch, streams=names), frames)
+        counts = next(iter(batch.last.gates.values())).counts
+        ragged |= len(set(counts.tolist())) > 1
+        for row, name in enumerate(names):
+            expected = run(flow, alone[name], clips[name][t])
+            assert gap(got[row : row + 1], expected) < 1e-5, (t, name)
+        if t == 4:
+            batch.leave("c")
+    assert ragged
+
+
+def test_streams_of_a_batch_keep_their_own_policies(flow):
+    model = eventful.convert(make(flow), Config.exact())
+    policies = {"a": TopR(2), "b": eventful.NoiseThreshold(), "c": Threshold(0.5)}
+    batch = eventful.StreamBatch(model)
+    for name, policy in policies.items():
+        batch.join(name, policy)
+    alone = {name: eventful.Stream(model, policy) for name, policy in policies.items()}
+    for t in range(5):
+        frames = {n: moving_square(5, flow.size, noise=0.05, seed=i)[t] for i, n in enumerate("abc")}
+        stacked = torch.cat(list(frames.values()))
+        got = flow.output(flow.call(batch, stacked))
+        for row, name in enumerate(policies):
+            assert gap(got[row : row + 1], run(flow, alone[name], frames[name])) < 1e-5
+
+
+CONVERGE = ("tokenwise", "delta-qk", "exact")
+
+
+@pytest.mark.parametrize("name", CONVERGE)
+def test_after_motion_stops_the_reference_rules_reach_dense(entry, name):
+    model = make(entry)
+    count = tokens(model, entry)
+    r = max(count // 4, 1)
+    depth = eventful.inspect(model, entry.size).matched
+    error = still_error(entry, model, RULES[name](TopR(r)), 3 * depth * math.ceil(count / r))
+    assert error < 1e-5
+
+
+@pytest.mark.parametrize("name", ["fast", "block"])
+def test_after_motion_stops_max_age_reaches_dense(entry, name):
+    model = make(entry)
+    depth = eventful.inspect(model, entry.size).matched
+    gating = {"fast": "frame", "block": "block"}[name]
+    config = Config(TopR(1), gating=gating, max_age=5)
+    assert still_error(entry, model, config, depth * 5) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["delta-av", "paper", "stgt"])
+def test_delta_and_stgt_never_reach_dense(flow, name):
+    """The A gate keeps stale weights on unchanged keys; the previous frame forgets changes."""
+    model = make(flow)
+    assert still_error(flow, model, RULES[name](TopR(4)), 100) > 1e-3
+
+
+def still_error(entry, model, config, frames):
+    clip = then_still(moving_square(6, entry.size), frames)
+    stream = eventful.Stream(eventful.convert(model, config))
+    for frame in clip:
+        got = run(entry, stream, frame)
+    return gap(got, run(entry, model, clip[-1]))
