@@ -9,7 +9,7 @@ import argparse
 import json
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def main() -> None:
     # Where Python sits on this machine says nothing about the measurement.
     machine["python"].pop("executable")
     record = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **commit,
         "machine": {key: machine[key] for key in ("python", "platform", "libraries", "devices")},
         "demo": eventful("demo", "--frames", str(frames)),

@@ -12,19 +12,8 @@ from torch.nn import functional as F
 import eventful
 from eventful.adapters import Adapter
 from eventful.layout import TokenLayout
+from eventful.relative import relative_vectors
 from eventful.spec import BlockSpec, linear_cost
-
-
-def bicubic_vectors(table: Tensor, size: int) -> Tensor:
-    """The authors' resize: the (s, s) table of relative vectors, bicubic in 2-D."""
-    side = (table.shape[0] + 1) // 2
-    offset = torch.arange(side)[:, None] - torch.arange(side)[None, :] + side - 1
-    vectors = table[offset]  # (s, s, d)
-    if side == size:
-        return vectors
-    image = vectors.permute(2, 0, 1)[None]
-    image = F.interpolate(image, (size, size), mode="bicubic", align_corners=False)
-    return image[0].permute(1, 2, 0)
 
 
 @dataclass
@@ -100,8 +89,9 @@ class PublishedAdapter(Adapter):
 
         def relative(grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
             tables = block.relative_position
-            return bicubic_vectors(tables.y_embedding, grid[0]), bicubic_vectors(
-                tables.x_embedding, grid[1]
+            return (
+                relative_vectors(tables.y_embedding, grid[0], "bicubic"),
+                relative_vectors(tables.x_embedding, grid[1], "bicubic"),
             )
 
         return BlockSpec(

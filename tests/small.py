@@ -1,13 +1,13 @@
-"""Tiny random models over raw tokens, for laws that need no library: odd grids, windows, pooling."""
+"""Tiny random models over raw tokens, for laws that need no library."""
 
 from __future__ import annotations
 
 import torch
-from published import BlockArgs, PublishedAdapter, PublishedBlock, PublishedTrunk
 from torch import Tensor, nn
 
 import eventful
 from eventful.layout import TokenLayout
+from published import BlockArgs, PublishedAdapter, PublishedBlock, PublishedTrunk
 
 
 def random_block(args: BlockArgs, grid: tuple[int, int], gain: float = 1.0) -> PublishedBlock:
@@ -58,7 +58,9 @@ def random_trunk(
     return PublishedTrunk(blocks, TokenLayout(grid, prefix=special), None).eval()
 
 
-def drifting_tokens(frames: int, batch: int, count: int, dim: int, *, share: float, seed: int = 0) -> list[Tensor]:
+def drifting_tokens(
+    frames: int, batch: int, count: int, dim: int, *, share: float, seed: int = 0
+) -> list[Tensor]:
     """Tokens of which a random share changes at each frame."""
     make = torch.Generator().manual_seed(seed)
     tokens = torch.randn(batch, count, dim, generator=make)

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from published import PublishedAdapter, config_from, trunk_from
 from safetensors import safe_open
 
 import eventful
 from eventful.adapters import _ADAPTERS
+from published import PublishedAdapter, config_from, trunk_from
 
 CASES = sorted((Path(__file__).parent / "golden").glob("*.safetensors"))
 

@@ -33,8 +33,8 @@ FLOORS = (
         "layout",
     },
     {"spec", "step", "relative", "gating", "attention", "windows", "block"},
-    {"adapters", "convert"},
-    {"budget", "stream", "models", "video"},
+    {"adapters", "conversion", "weights"},
+    {"budget", "snapshot", "stepper", "stream", "batch", "models", "video"},
     {"data", "evaluate", "train", "cli", "live"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -253,7 +253,7 @@ def test_core_import_loads_no_optional_library() -> None:
 # What each rule must refuse: files of a made-up tree, and the module it must name.
 BROKEN = {
     "lower floor": ("downward", {"ops/a.py": "from eventful.stream import Stream"}, "ops.a"),
-    "lazy": ("downward", {"config.py": "def f():\n    import eventful.convert"}, "config"),
+    "lazy": ("downward", {"config.py": "def f():\n    import eventful.conversion"}, "config"),
     "relative": ("downward", {"ops/a.py": "from .. import block"}, "ops.a"),
     "relative name": ("downward", {"ops/a.py": "from ..block import Block"}, "ops.a"),
     "room of root": ("downward", {"state.py": "from eventful import adapters"}, "state"),
@@ -275,7 +275,7 @@ BROKEN = {
         {"ops/__init__.py": "from eventful.ops.a import f", "ops/a.py": "from . import g"},
         "ops.a",
     ),
-    "model library": ("stranger", {"convert.py": "from timm.models import vit"}, "convert"),
+    "model library": ("stranger", {"conversion.py": "from timm.models import vit"}, "conversion"),
     "loaded model library": ("stranger", {"block.py": 'm = libraries.load("timm")'}, "block"),
     "homeless": ("floor", {"attic.py": ""}, "attic"),
     "long": ("length", {"block.py": "x = 1\n" * (MOST_LINES + 1)}, "block"),
@@ -298,7 +298,7 @@ FINE = {
 }
 
 SKELETON = ["ops", "adapters", "cli"]
-ROOMS = ["errors", "config", "state", "block", "convert", "stream"]
+ROOMS = ["errors", "config", "state", "block", "conversion", "stream"]
 
 
 def build(root: Path, files: dict[str, str]) -> House:

@@ -8,11 +8,11 @@ import math
 
 import pytest
 import torch
+
+import eventful
 import zoo_timm
 import zoo_transformers
 from clips import moving_square, then_still
-
-import eventful
 from eventful import Config, Threshold, TopFraction, TopR
 
 ZOO = {
@@ -76,8 +76,10 @@ def tokens(model, entry):
 def check_dense(entry, config, frames):
     model = make(entry)
     stream = eventful.Stream(eventful.convert(model, config))
-    for t, frame in enumerate(moving_square(frames, entry.size, noise=0.05)):
-        assert gap(run(entry, stream, frame), run(entry, model, frame)) < 1e-5, f"frame {t}"
+    clip = moving_square(frames, entry.size, noise=0.05)
+    dense = run(entry, model, torch.cat(clip))
+    for t, frame in enumerate(clip):
+        assert gap(run(entry, stream, frame), dense[t : t + 1]) < 1e-5, f"frame {t}"
 
 
 def test_all_tokens_is_dense_on_every_family(entry, preset):
@@ -93,13 +95,12 @@ def test_all_tokens_with_pooling_is_the_pooled_model(name, rule):
     """Pooling changes the model, so dense means: recomputed whole at every frame."""
     entry = ZOO[name]
     model = eventful.convert(make(entry), rule(TopR(10**6), pool=2))
-    stream, dense = eventful.Stream(model), eventful.Stream(model)
-    outputs = []
-    for frame in moving_square(100, entry.size, noise=0.05):
-        dense.reset()
-        outputs.append(run(entry, dense, frame))
-        assert gap(run(entry, stream, frame), outputs[-1]) < 1e-5
-    assert gap(outputs[-1], run(entry, make(entry), frame)) > 1e-3  # pooling does something
+    stream = eventful.Stream(model)
+    clip = moving_square(100, entry.size, noise=0.05)
+    expected = run(entry, eventful.Stream(model), torch.cat(clip))  # a first frame is a flush
+    for t, frame in enumerate(clip):
+        assert gap(run(entry, stream, frame), expected[t : t + 1]) < 1e-5, f"frame {t}"
+    assert gap(expected, run(entry, make(entry), torch.cat(clip))) > 1e-3  # pooling does something
 
 
 def test_a_still_video_changes_nothing(entry, preset):
@@ -148,7 +149,10 @@ def test_interleaved_streams_equal_separate_ones(entry, preset):
     model = eventful.convert(make(entry), config)
     clips = [moving_square(4, entry.size, noise=0.05, seed=seed) for seed in (1, 2)]
     streams = [eventful.Stream(model) for _ in clips]
-    mixed = [[run(entry, s, f) for s, f in zip(streams, pair, strict=True)] for pair in zip(*clips, strict=True)]
+    mixed = [
+        [run(entry, s, f) for s, f in zip(streams, pair, strict=True)]
+        for pair in zip(*clips, strict=True)
+    ]
     for which, clip in enumerate(clips):
         alone = eventful.Stream(model)
         for t, frame in enumerate(clip):
@@ -209,7 +213,9 @@ def test_streams_of_a_batch_keep_their_own_policies(flow):
         batch.join(name, policy)
     alone = {name: eventful.Stream(model, policy) for name, policy in policies.items()}
     for t in range(5):
-        frames = {n: moving_square(5, flow.size, noise=0.05, seed=i)[t] for i, n in enumerate("abc")}
+        frames = {
+            n: moving_square(5, flow.size, noise=0.05, seed=i)[t] for i, n in enumerate("abc")
+        }
         stacked = torch.cat(list(frames.values()))
         got = flow.output(flow.call(batch, stacked))
         for row, name in enumerate(policies):
@@ -223,7 +229,7 @@ CONVERGE = ("tokenwise", "delta-qk", "exact")
 def test_after_motion_stops_the_reference_rules_reach_dense(entry, name):
     model = make(entry)
     count = tokens(model, entry)
-    r = max(count // 4, 1)
+    r = count // 4 + 5  # room for changes beside at most 5 special tokens, which count toward r
     depth = eventful.inspect(model, entry.size).matched
     error = still_error(entry, model, RULES[name](TopR(r)), 3 * depth * math.ceil(count / r))
     assert error < 1e-5

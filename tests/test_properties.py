@@ -1,17 +1,17 @@
-"""Laws over a wide space of shapes: odd grids, ragged windows, any r, any batch, empty selections."""
+"""Laws over a wide space: odd grids, ragged windows, any r, any batch, empty selections."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from small import drifting_tokens, random_trunk
 
 import eventful
 from eventful import Config, Selection, Threshold, TopR
 from eventful.layout import TokenLayout
 from eventful.windows import window_map
+from small import drifting_tokens, random_trunk
 
 RULES = {
     "fast": lambda p, **o: Config.fast(p, **o),
@@ -60,6 +60,8 @@ def test_all_tokens_is_a_flush(shape, rule, batch, pool, seed):
 @given(shapes, rules, policies, st.integers(1, 5), st.sampled_from([1, 2]), st.integers(0, 99))
 def test_a_batch_is_its_rows(shape, rule, policy, batch, pool, seed):
     model = random_trunk(**shape, seed=seed)
+    # Over a single key every token attends alike, and top-r would choose among equals.
+    assume(model.layout.pooled(pool).tokens > 1)
     clip = drifting_tokens(4, batch, model.layout.tokens, 16, share=0.3, seed=seed)
     config = RULES[rule](policy, pool=pool)
     stream, together = step_all(model, clip, config)
@@ -137,7 +139,9 @@ def test_top_selects_the_largest(batch, tokens, r, seed):
     assert torch.equal(by_row.mask(), selection.mask())
 
 
-@given(st.tuples(st.integers(1, 9), st.integers(1, 9)), st.tuples(st.integers(1, 5), st.integers(1, 5)))
+@given(
+    st.tuples(st.integers(1, 9), st.integers(1, 9)), st.tuples(st.integers(1, 5), st.integers(1, 5))
+)
 def test_window_maps_place_every_token_once(grid, window):
     places = window_map(grid, window, torch.device("cpu"))
     count = grid[0] * grid[1]
@@ -147,7 +151,12 @@ def test_window_maps_place_every_token_once(grid, window):
     assert places.padded == bool(grid[0] % window[0] or grid[1] % window[1])
 
 
-@given(st.tuples(st.integers(1, 7), st.integers(1, 7)), st.integers(0, 2), st.integers(0, 2), st.integers(1, 3))
+@given(
+    st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.integers(1, 3),
+)
 def test_pooling_touches_the_cells_of_changed_tokens(grid, prefix, suffix, size):
     layout = TokenLayout(grid, prefix, suffix)
     tokens = torch.randn(2, layout.tokens, 3)

@@ -124,15 +124,11 @@ ZOO: dict[str, Entry] = {
     ),
     "vit_unfused": Entry(unfused),
     "vit_postnorm": Entry(plain(block_fn=vit.ResPostBlock, scale_attn_norm=True)),
-    "dinov2": Entry(
-        named("vit_giant_patch14_reg4_dinov2", patch_size=14, img_size=(56, 70)), size=(56, 70)
-    ),
+    "dinov2": Entry(named("vit_giant_patch14_reg4_dinov2", global_pool="")),
     "clip": Entry(named("vit_base_patch16_clip_quickgelu_224", global_pool="")),
     "siglip": Entry(named("vit_base_patch16_siglip_224")),
     "deit_distilled": Entry(named("deit_tiny_distilled_patch16_224")),
-    "eva02": Entry(
-        rotary(qkv_fused=False, swiglu_mlp=True, scale_mlp=True, scale_attn_inner=True)
-    ),
+    "eva02": Entry(rotary(qkv_fused=False, swiglu_mlp=True, scale_mlp=True, scale_attn_inner=True)),
     "eva_mixed": Entry(rotary(rope_type="mixed", num_reg_tokens=2, init_values=0.5)),
     "eva_postnorm": Entry(rotary(use_post_norm=True, class_token=False, swiglu_mlp=True)),
     "eva_grouped": Entry(

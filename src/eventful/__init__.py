@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from eventful.adapters import Adapter as Adapter
     from eventful.adapters import register_adapter as register_adapter
+    from eventful.adapters.libraries import repair_torchvision as repair_torchvision
+    from eventful.batch import StreamBatch as StreamBatch
     from eventful.config import Config as Config
     from eventful.config import SceneCut as SceneCut
-    from eventful.convert import convert as convert
-    from eventful.convert import inspect as inspect
-    from eventful.convert import restore as restore
+    from eventful.conversion import convert as convert
+    from eventful.conversion import inspect as inspect
+    from eventful.conversion import restore as restore
     from eventful.errors import EventfulError as EventfulError
     from eventful.policies import Always as Always
     from eventful.policies import GateContext as GateContext
@@ -25,14 +27,15 @@ if TYPE_CHECKING:
     from eventful.selection import Selection as Selection
     from eventful.step import StepRecord as StepRecord
     from eventful.stream import Stream as Stream
-    from eventful.stream import StreamBatch as StreamBatch
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "adapters": ("Adapter", "register_adapter"),
+    "adapters.libraries": ("repair_torchvision",),
+    "batch": ("StreamBatch",),
     "config": ("Config", "SceneCut"),
-    "convert": ("convert", "inspect", "restore"),
+    "conversion": ("convert", "inspect", "restore"),
     "errors": ("EventfulError",),
     "policies": (
         "Always",
@@ -46,7 +49,7 @@ _HOMES = {
     ),
     "selection": ("Selection",),
     "step": ("StepRecord",),
-    "stream": ("Stream", "StreamBatch"),
+    "stream": ("Stream",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -174,7 +174,7 @@ def exact(attention: GlobalAttention, qkv: QKV) -> tuple[Tensor, Tensor | None]:
     queries are recomputed; every other row swaps the old share of the changed keys for the
     new one (`ops.merge_partial`); rows whose condition grew too large are recomputed.
     """
-    step, spec, chosen = attention.step, attention.spec, attention.selection
+    step, chosen = attention.step, attention.selection
     if step.flush_all:
         attention.buffer(qkv, "query", "key", "value")
         _recompute(attention, chosen)

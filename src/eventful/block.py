@@ -156,8 +156,7 @@ def _check_layout(spec: BlockSpec, step: Step, x: Tensor) -> None:
     layout = step.layouts[spec.trunk]
     if x.shape[1] != layout.tokens:
         raise UnsupportedError(
-            f"The model made {x.shape[1]} tokens of this frame where its adapter expected "
-            f"{layout.tokens} ({layout.prefix} + {layout.grid[0]}x{layout.grid[1]} + {layout.suffix}). "
+            f"The model made {x.shape[1]} tokens of a frame where its adapter expected {layout}. "
             "Pass frames of the size the model is set up for, or correct the adapter's `layout`."
         )
 

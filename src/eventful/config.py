@@ -196,7 +196,7 @@ class Config:
 
     @classmethod
     def from_toml(cls, text: str) -> Config:
-        """A config from TOML text, the fields at top level, `[policy]` and `[scene_cut]` as tables."""
+        """A config from TOML text: fields at top level, `[policy]` and `[scene_cut]` as tables."""
         try:
             return cls.from_dict(tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:

@@ -82,13 +82,13 @@ def _select(
         block=spec.index,
         frame=torch.tensor(step.state.frames, device=current.device) + 1,
         protected=_protected(step, spec, current.device),
-        due=_due(step, current),
+        due=_due(step, spec, current),
         age=step.state.tensors.get(f"{gate}/age"),
         change=_change(step, gate, current),
         memory=dict(known),
     )
     selection = select_by_stream(step.policies, errors, context)
-    if not isinstance(selection, Selection) or selection.mask().shape != current.shape[:2]:
+    if not isinstance(selection, Selection) or selection.shape != tuple(current.shape[:2]):
         raise ConfigError(
             f"The policy at gate {gate} must return a Selection of {current.shape[0]} streams "
             f"x {current.shape[1]} tokens; build it with Selection.from_mask or Selection.top."
@@ -116,17 +116,21 @@ def _protected(step: Step, spec: BlockSpec, device: torch.device) -> Tensor | No
     return mask
 
 
-def _due(step: Step, current: Tensor) -> Tensor | None:
-    """Round-robin refresh: in any max_age consecutive frames each token is due once."""
-    period = step.config.max_age
-    if period is None:
+def _due(step: Step, spec: BlockSpec, current: Tensor) -> Tensor | None:
+    """Round-robin refresh: in any `period` consecutive frames each token is due once.
+
+    A still video is dense again after depth + 1 rounds: one for each block's keys and values,
+    one for the output. The period is shortened so that they fit in depth * max_age frames.
+    """
+    if step.config.max_age is None:
         return None
+    period = max(1, spec.depth * step.config.max_age // (spec.depth + 1))
 
     def make() -> Tensor:
         turn = (torch.tensor(step.state.frames, device=current.device) + 1) % period
         return torch.arange(current.shape[1], device=current.device) % period == turn[:, None]
 
-    due: Tensor = step.shared(("due", current.shape[1]), make)
+    due: Tensor = step.shared(("due", period, current.shape[1]), make)
     return due
 
 

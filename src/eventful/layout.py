@@ -23,6 +23,10 @@ class TokenLayout:
     prefix: int = 0
     suffix: int = 0
 
+    def __str__(self) -> str:
+        height, width = self.grid
+        return f"{self.tokens} ({self.prefix} + {height}x{width} + {self.suffix})"
+
     @property
     def tokens(self) -> int:
         """N."""
@@ -63,9 +67,8 @@ class TokenLayout:
     def _split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if tokens.shape[1] != self.tokens:
             raise UnsupportedError(
-                f"The model made {tokens.shape[1]} tokens where the adapter expected "
-                f"{self.prefix} + {self.grid[0]}x{self.grid[1]} + {self.suffix}; pooling and windows "
-                "need the grid. Check the adapter's `layout` for this model."
+                f"The model made {tokens.shape[1]} tokens where the adapter expected {self}; "
+                "pooling and windows need the grid. Check the adapter's `layout` for this model."
             )
         last = self.tokens - self.suffix
         return tokens[:, : self.prefix], tokens[:, self.prefix : last], tokens[:, last:]

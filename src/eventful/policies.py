@@ -97,7 +97,7 @@ def select_top(error: Tensor, r: int, context: GateContext) -> Selection:
     if r <= 0:
         return Selection.nothing(error.shape[0], error.shape[1], error.device)
     forced = context.forced
-    if forced is None:
+    if forced is None or r >= error.shape[1]:
         return Selection.top(error, r)
     count = forced.sum(dim=-1).clamp_min(min(r, error.shape[1]))
     return Selection.top(error.masked_fill(forced, math.inf), count)
@@ -215,7 +215,7 @@ class NoiseThreshold:
         _check_fraction("max_fraction", self.max_fraction)
         if not self.k >= 0 or not 0.0 <= self.momentum < 1.0:
             raise ConfigError(
-                f"NoiseThreshold needs k >= 0 and momentum in [0, 1), got {self.k}, {self.momentum}."
+                f"NoiseThreshold needs k >= 0 and 0 <= momentum < 1, got {self.k}, {self.momentum}."
             )
 
     def select(self, error: Tensor, context: GateContext) -> Selection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -57,3 +58,24 @@ class RelativePosition:
             return values.gather(3, at[:, None, None].expand(*values.shape[:3], -1))
 
         return pick(down, keys // key_width) + pick(across, keys % key_width)
+
+
+def relative_vectors(
+    table: Tensor, size: int, resize: Literal["linear", "bicubic"] = "linear"
+) -> Tensor:
+    """Vectors (size, size, d) between the places of one axis, from a table of offsets (2s - 1, d).
+
+    Args:
+        resize: rule where s is not `size`: `linear` resizes the table of offsets, as detectron2,
+            timm and transformers do; `bicubic` the s x s table of vectors, as the authors do.
+    """
+    side = (table.shape[0] + 1) // 2
+    if side != size and resize == "linear":
+        table = F.interpolate(table.T[None], size=2 * size - 1, mode="linear")[0].T
+        side = size
+    place = torch.arange(side, device=table.device)
+    vectors = table[place[:, None] - place[None, :] + side - 1]
+    if side == size:
+        return vectors
+    image = F.interpolate(vectors.permute(2, 0, 1)[None], (size, size), mode="bicubic")
+    return image[0].permute(1, 2, 0)

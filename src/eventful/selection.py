@@ -72,6 +72,11 @@ class Selection:
         return self.index.shape[0]
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """(B, N), the shape of its mask."""
+        return self.batch, self.tokens
+
+    @property
     def width(self) -> int:
         """M, the padded number of slots."""
         return self.index.shape[1]

@@ -66,18 +66,20 @@ def read_snapshot(session: Session, source: str | Path | bytes) -> Snapshot:
         raise SnapshotError(f"Snapshot format {about.get('format')}, this version reads {FORMAT}.")
     if about["rule"] != _rule(session):
         raise SnapshotError(
-            "The snapshot was taken under another update rule. Convert the model with the config it was "
-            f"taken with: {about['rule']}."
+            "The snapshot was taken under another update rule. Convert the model with the config "
+            f"it was taken with: {about['rule']}."
         )
     if about["fingerprint"] != fingerprint(session):
         raise SnapshotError(
-            "The snapshot belongs to a model with other weights. Load those weights into the model first."
+            "The snapshot belongs to a model with other weights. Load those into the model first."
         )
     trunk = next(iter(session.trunks.values()))[0]
     device = next(trunk.parameters()).device
     state = StreamState(len(about["frames"]))
     state.frames = list(about["frames"])
-    state.tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+    # Cloned into torch's own memory: a mapped file is aligned otherwise, and kernels that choose
+    # their path by alignment would round otherwise than before the snapshot.
+    state.tensors = {name: tensor.to(device).clone() for name, tensor in tensors.items()}
     shape, dtype, _ = about["signature"]
     policies = [
         None if policy is None else policy_from_dict(policy) for policy in about["policies"]

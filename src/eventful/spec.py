@@ -34,7 +34,8 @@ class BlockSpec:
         scale: factor on the query-key product.
         window: window of the attention, None for global.
         relative: decomposed relative position, None without.
-        name, trunk, index, first, last: the block's place, filled in by `convert`.
+        name, trunk, index, depth, first, last: the block's place among the converted blocks of
+            its trunk, filled in by `convert`.
     """
 
     module: nn.Module
@@ -55,6 +56,7 @@ class BlockSpec:
     name: str = ""
     trunk: str = ""
     index: int = 0
+    depth: int = 1
     first: bool = False
     last: bool = False
 

@@ -118,9 +118,14 @@ class StreamState:
         return part
 
     def put(self, rows: Sequence[int], part: StreamState) -> None:
-        """Write back what `take` gave out."""
+        """Write back what `take` gave out.
+
+        A tensor that the part has made new holds nothing yet for the other streams: they flush.
+        """
         if part is self:
             return
+        if any(name not in self.tensors and MEMORY not in name for name in part.tensors):
+            self.frames = [-1] * len(self.frames)
         for name, value in part.tensors.items():
             if name not in self.tensors:
                 blank = math.nan if MEMORY in name else 0

@@ -1,4 +1,4 @@
-"""One forward pass of a converted model inside a stream: what blocks share, and what is recorded."""
+"""One forward pass inside a stream: what its blocks share, and what is recorded of it."""
 
 from __future__ import annotations
 

@@ -23,30 +23,36 @@ class WeightGuard:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._known: list[Any] | None = None
-
-    def remember(self) -> None:
-        """Take the weights as they are now."""
-        self._known = self._stamp()
+        # The dicts, not the parameters: an assigned parameter replaces its dict entry.
+        self._owners = [
+            module._parameters
+            for trunk, _ in session.trunks.values()
+            for module in trunk.modules()
+            if module._parameters
+        ]
 
     def forget(self) -> None:
         """Accept any weights at the next step."""
         self._known = None
 
-    def check(self) -> None:
-        """Raise if the weights are not the remembered ones."""
-        if self._known is not None and self._known != self._stamp():
-            raise WeightsChangedError(
-                "The model's weights changed since the last frame, so the stream's memory no longer fits "
-                "them. Call stream.reset() and go on: the next frame recomputes everything."
-            )
-
-    def _stamp(self) -> list[Any]:
+    def check(self) -> list[Any]:
+        """Raise if the weights are not the remembered ones; returns their stamp."""
         stamp: list[Any] = [self._session.loads]
-        for trunk, _ in self._session.trunks.values():
-            for parameter in trunk.parameters():
-                version = -1 if parameter.is_inference() else parameter._version
-                stamp.append((id(parameter), parameter.data_ptr(), version))
+        for owner in self._owners:
+            for parameter in owner.values():
+                if parameter is not None:
+                    version = -1 if parameter.is_inference() else parameter._version
+                    stamp.append((id(parameter), parameter.data_ptr(), version))
+        if self._known is not None and self._known != stamp:
+            raise WeightsChangedError(
+                "The model's weights changed since the last frame: the stream's memory no longer "
+                "fits them. Call stream.reset() and go on: the next frame recomputes everything."
+            )
         return stamp
+
+    def remember(self, stamp: list[Any]) -> None:
+        """Take these weights as the ones the state was computed with."""
+        self._known = stamp
 
 
 def fingerprint(session: Session) -> str:

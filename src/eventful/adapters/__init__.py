@@ -25,7 +25,7 @@ _ADAPTERS: list[Adapter] = [
 
 
 def register_adapter(adapter: Adapter) -> Adapter:
-    """Make a model family known. The latest registered is asked first, so it may override another."""
+    """Make a model family known; the latest registered is asked first and may override others."""
     _ADAPTERS.insert(0, adapter)
     return adapter
 

@@ -30,12 +30,16 @@ class Session:
         trunks: the converted trunks: name in the model, trunk module, adapter.
         blocks: names of the converted blocks, by trunk name.
         loads: state dicts loaded into the trunks since conversion.
+        placed: instance attributes set on modules, to be taken off by `restore`.
+        handles: hooks to be removed with them.
     """
 
     config: Config
     trunks: dict[str, tuple[nn.Module, Adapter]] = field(default_factory=dict)
     blocks: dict[str, list[str]] = field(default_factory=dict)
     loads: int = 0
+    placed: list[tuple[nn.Module, str]] = field(default_factory=list, repr=False)
+    handles: list[Any] = field(default_factory=list, repr=False)
     _running: Any = field(default_factory=threading.local, repr=False)
 
     @property
@@ -47,6 +51,11 @@ class Session:
     @step.setter
     def step(self, step: Step | None) -> None:
         self._running.step = step
+
+    def place(self, module: nn.Module, attribute: str, value: Any) -> None:
+        """Set an instance attribute that shadows the class's until `restore`."""
+        vars(module)[attribute] = value
+        self.placed.append((module, attribute))
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles of a model start outside any step."""
@@ -85,7 +94,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def spec(self, trunk: nn.Module, block: nn.Module) -> BlockSpec:
-        """The block as the update rules see it; raises `Mismatch` with the reason if it is not one."""
+        """The block as the update rules see it; raises `Mismatch` with the reason if it is none."""
 
     @abstractmethod
     def layout(self, trunk: nn.Module, size: tuple[int, int]) -> TokenLayout:
@@ -121,8 +130,8 @@ def refuse(value: Any, name: str) -> None:
     """Raise for an argument that eventful attention cannot honour."""
     if value is not None and value is not False:
         raise UnsupportedError(
-            f"{name} was passed to a block inside a stream. Eventful attention has no masks; call the "
-            "model outside the stream for this input."
+            f"{name} was passed to a block inside a stream. Eventful attention has no masks; call "
+            "the model outside the stream for this input."
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from eventful.adapters.base import Adapter, BlockCall, Mismatch, Session, is_class, refuse
+from eventful.adapters.origin import forward_of
 from eventful.errors import UnsupportedError
 from eventful.layout import TokenLayout
 from eventful.spec import BlockSpec
@@ -97,6 +98,7 @@ class AnnouncedStages:
     session: Session
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The trunk's own forward."""
         original = type(self.trunk).forward
         step = self.session.step
         if step is not None:
@@ -105,9 +107,10 @@ class AnnouncedStages:
         return original(self.trunk, *args, **kwargs)
 
     def _taps(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
-        given = inspect.signature(original).bind_partial(self.trunk, *args, **kwargs)
-        passed = {**given.arguments, **given.arguments.get("kwargs", {})}
-        asked = passed.get("output_hidden_states")
+        if len(args) > 1:
+            names = list(inspect.signature(original).parameters)[1:]
+            kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
+        asked = kwargs.get("output_hidden_states")
         if self.trunk.config.output_hidden_states if asked is None else asked:
             return set(range(self.trunk.config.num_hidden_layers))
         if not is_backbone(self.trunk):
@@ -145,6 +148,13 @@ def need(module: nn.Module, *paths: str) -> Any:
     if found is None:
         raise Mismatch(f"{type(module).__name__} has no {' or '.join(paths)}")
     return found
+
+
+def need_own_forward(*modules: nn.Module) -> None:
+    """Refuse modules that do not compute what transformers wrote for them."""
+    for module in modules:
+        if not forward_of(module).startswith("transformers.models."):
+            raise Mismatch(f"the forward of its {type(module).__name__} was replaced")
 
 
 def _patches(trunk: nn.Module) -> nn.Conv2d:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eventful.adapters.base import BlockCall, Session
-from eventful.adapters.hf_base import HFAdapter, find, need
+from eventful.adapters.hf_base import HFAdapter, find, need, need_own_forward
 from eventful.layout import TokenLayout
 from eventful.spec import BlockSpec, linear_cost
 from eventful.step import Step
@@ -33,6 +33,7 @@ class HFPlain(HFAdapter):
         """See `Adapter`."""
         attention = need(block, "attention", "self_attn")
         core = find(attention, "attention") or attention
+        need_own_forward(block, attention, core)
         query, key, value = (
             need(core, f"{name[0]}_proj", name) for name in ("query", "key", "value")
         )
@@ -112,7 +113,9 @@ class Rotary(tuple[Tensor, Tensor]):
         The first `prefix` tokens of the sequence are no patches and are not rotated.
         """
         if self._last is None or self._last[0] is not index:
-            cos, sin = (_after(prefix, fill, table) for fill, table in zip((1, 0), self, strict=True))
+            cos, sin = (
+                _after(prefix, fill, table) for fill, table in zip((1, 0), self, strict=True)
+            )
             self._last = (index, cos[index][:, :, None], sin[index][:, :, None])
         _, cos, sin = self._last  # (B, M, 1, d)
         x = tokens.unflatten(-1, (-1, cos.shape[-1]))  # (B, M, H, d)
@@ -128,6 +131,7 @@ class SharedRotary:
     session: Session
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """The tables of (cos, sin)."""
         tables: tuple[Tensor, Tensor] = type(self.module).forward(self.module, *args, **kwargs)
         return tables if self.session.step is None else Rotary(tables)
 
@@ -155,6 +159,7 @@ class PositionsBetween:
     session: Session
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The position embeddings, to be indexed by layer."""
         tables: Tensor = type(self.module).forward(self.module, *args, **kwargs)
         step = self.session.step
         return tables if step is None else SelectedPositions(tables, self.trunk, step)

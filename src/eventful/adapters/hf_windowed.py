@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from eventful.adapters.base import BlockCall, Mismatch, Session
-from eventful.adapters.hf_base import AnnouncedStages, HFAdapter, find, need
+from eventful.adapters.hf_base import AnnouncedStages, HFAdapter, find, need, need_own_forward
 from eventful.layout import TokenLayout
+from eventful.relative import relative_vectors
 from eventful.spec import BlockSpec, linear_cost
 
 
@@ -70,6 +69,7 @@ class HFSam(HFAdapter):
 def _spec(block: nn.Module) -> BlockSpec:
     """Both families pad windows after the first norm, so a padding token is qkv(0)."""
     attention = need(block, "attention", "attn")
+    need_own_forward(block, attention)
     norm1, norm2 = need(block, "layer_norm1", "norm1"), need(block, "layer_norm2", "norm2")
     mlp, project = need(block, "mlp"), need(attention, "proj")
     side = need(block, "window_size")
@@ -80,7 +80,11 @@ def _spec(block: nn.Module) -> BlockSpec:
         return q, k, v
 
     def relative(grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        return _vectors(attention.rel_pos_h, grid[0]), _vectors(attention.rel_pos_w, grid[1])
+        height, width = grid
+        return (
+            relative_vectors(attention.rel_pos_h, height),
+            relative_vectors(attention.rel_pos_w, width),
+        )
 
     return BlockSpec(
         module=block,
@@ -99,12 +103,3 @@ def _spec(block: nn.Module) -> BlockSpec:
         window=(side, side) if side else None,
         relative=relative if find(attention, "rel_pos_h") is not None else None,
     )
-
-
-def _vectors(table: Tensor, size: int) -> Tensor:
-    """Relative vectors (size, size, d) from a table of offsets, resized linearly where needed."""
-    offsets = 2 * size - 1
-    if table.shape[0] != offsets:
-        table = F.interpolate(table.T[None], size=offsets, mode="linear")[0].T
-    place = torch.arange(size, device=table.device)
-    return table[place[:, None] - place[None, :] + size - 1]

@@ -31,10 +31,10 @@ class TimmEva(TimmTrunk):
         """See `Adapter`."""
         origin = forward_of(block)
         if origin not in (f"{_PATH}.EvaBlock", f"{_PATH}.EvaBlockPostNorm"):
-            raise Mismatch(f"{type(block).__name__} does not run timm's attention, then its MLP")
+            raise Mismatch("its forward is not that of timm's EvaBlock: attention, then MLP")
         attention = block.attn
         if forward_of(attention) not in _ATTENTION:
-            raise Mismatch(f"{type(attention).__name__} does not run timm's softmax attention")
+            raise Mismatch(f"its {type(attention).__name__} is not timm's plain softmax attention")
         if getattr(attention, "gate", None) is not None:
             raise Mismatch("its attention output is gated by the block's input")
 
@@ -95,7 +95,7 @@ def _qkv(
     k = attention.k_norm(k.unflatten(-1, (key_heads, -1)))
     if rope is not None:
         q, k = (part.type_as(v) for part in _rotate(attention, (q, k), index, rope))
-    k, v = k.flatten(2), v
+    k = k.flatten(2)
     if key_heads < heads:  # grouped queries: each key head serves several query heads
         k, v = (_repeat_heads(part, key_heads, heads // key_heads) for part in (k, v))
     return q.flatten(2), k, v
@@ -105,11 +105,15 @@ def _project(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if attention.qkv is None:
         return attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)
     if getattr(attention, "q_bias", None) is None:
-        return attention.qkv(x).chunk(3, dim=-1)
-    bias = torch.cat((attention.q_bias, attention.k_bias, attention.v_bias))
-    if attention.qkv_bias_separate:
-        return (attention.qkv(x) + bias).chunk(3, dim=-1)
-    return F.linear(x, attention.qkv.weight, bias).chunk(3, dim=-1)
+        packed = attention.qkv(x)
+    else:
+        bias = torch.cat((attention.q_bias, attention.k_bias, attention.v_bias))
+        if attention.qkv_bias_separate:
+            packed = attention.qkv(x) + bias
+        else:
+            packed = F.linear(x, attention.qkv.weight, bias)
+    q, k, v = packed.chunk(3, dim=-1)
+    return q, k, v
 
 
 def _qkv_cost(attention: Any) -> LinearCost:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from eventful.adapters.base import BlockCall, Mismatch, is_class, per_head
 from eventful.adapters.origin import forward_of
 from eventful.adapters.timm_trunk import TimmTrunk
 from eventful.layout import TokenLayout
+from eventful.relative import relative_vectors
 from eventful.spec import BlockSpec, linear_cost
 
 _PATH = "timm.models.vision_transformer_sam"
@@ -29,10 +28,10 @@ class TimmSAM(TimmTrunk):
     def spec(self, trunk: nn.Module, block: Any) -> BlockSpec:
         """See `Adapter`."""
         if forward_of(block) != f"{_PATH}.Block":
-            raise Mismatch(f"{type(block).__name__} does not run timm's SAM block")
+            raise Mismatch("its forward is not that of timm's SAM block")
         attention = block.attn
         if forward_of(attention) != f"{_PATH}.Attention":
-            raise Mismatch(f"{type(attention).__name__} does not run timm's SAM attention")
+            raise Mismatch(f"its {type(attention).__name__} is not timm's SAM attention")
         if attention.rope is not None:
             raise Mismatch("its rotary position is that of a place in a window, padding included")
         heads = attention.num_heads
@@ -43,7 +42,10 @@ class TimmSAM(TimmTrunk):
 
         def relative(grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
             height, width = grid
-            return _between(height, attention.rel_pos_h), _between(width, attention.rel_pos_w)
+            return (
+                relative_vectors(attention.rel_pos_h, height),
+                relative_vectors(attention.rel_pos_w, width),
+            )
 
         return BlockSpec(
             module=block,
@@ -73,12 +75,3 @@ class TimmSAM(TimmTrunk):
     def write(self, tokens: Tensor, layout: TokenLayout | None, args: tuple[Any, ...]) -> Any:
         """See `Adapter`."""
         return tokens if layout is None else tokens.unflatten(1, layout.grid)
-
-
-def _between(size: int, table: Tensor) -> Tensor:
-    """Relative vectors (size, size, d) from a 1-D table (L, d), resized linearly as timm does."""
-    span = 2 * size - 1
-    if len(table) != span:
-        table = F.interpolate(table.t()[None], size=span, mode="linear")[0].t()
-    place = torch.arange(size, device=table.device)
-    return table[place[:, None] - place[None, :] + size - 1]

@@ -48,6 +48,7 @@ class TappedIntermediates:
     session: Session
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the original with the same arguments."""
         original = type(self.trunk).forward_intermediates
         step = self.session.step
         if step is None:

@@ -12,7 +12,7 @@ from eventful.adapters.timm_trunk import TimmTrunk
 from eventful.spec import BlockSpec, linear_cost
 
 _PATH = "timm.models.vision_transformer"
-# timm moved its attention to the layers in 1.0.17.
+# Older versions keep it beside the model.
 _ATTENTION = ("timm.layers.attention.Attention", f"{_PATH}.Attention")
 
 
@@ -29,10 +29,10 @@ class TimmViT(TimmTrunk):
         """See `Adapter`."""
         origin = forward_of(block)
         if origin not in (f"{_PATH}.Block", f"{_PATH}.ResPostBlock"):
-            raise Mismatch(f"{type(block).__name__} does not run timm's attention, then its MLP")
+            raise Mismatch("its forward is not that of timm's Block: attention, then MLP")
         attention = block.attn
         if forward_of(attention) not in _ATTENTION:
-            raise Mismatch(f"{type(attention).__name__} does not run timm's softmax attention")
+            raise Mismatch(f"its {type(attention).__name__} is not timm's plain softmax attention")
         if getattr(attention, "gate", None) is not None:
             raise Mismatch("its attention output is gated by the block's input")
         heads = attention.num_heads

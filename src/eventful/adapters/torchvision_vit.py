@@ -35,10 +35,10 @@ class TorchvisionViT(Adapter):
     def spec(self, trunk: nn.Module, block: Any) -> BlockSpec:
         """See `Adapter`."""
         if forward_of(block) != f"{_PATH}.EncoderBlock":
-            raise Mismatch(f"{type(block).__name__} does not run torchvision's encoder block")
+            raise Mismatch("its forward is not that of torchvision's EncoderBlock")
         attention = block.self_attention
         if forward_of(attention) != _ATTENTION:
-            raise Mismatch(f"{type(attention).__name__} does not run torch's attention")
+            raise Mismatch(f"its {type(attention).__name__} is not torch's MultiheadAttention")
         weight, bias = attention.in_proj_weight, attention.in_proj_bias
         if weight is None:
             raise Mismatch("its keys or values have a width of their own")

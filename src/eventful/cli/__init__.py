@@ -6,6 +6,7 @@ Only the door is here; the commands are declared in `eventful.cli.app`, which ne
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib.util import find_spec
 
 from eventful.errors import EventfulError
@@ -26,6 +27,8 @@ def main() -> None:
 
     from eventful.cli.app import app
 
+    # `eventful doctor` tells it; other commands use none of the operators it is about.
+    warnings.filterwarnings("ignore", message="torchvision's compiled operators")
     try:
         app(prog_name="eventful")
     except EventfulError as error:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from eventful import Config, Stream, TopFraction
 from eventful.cli.models import build
 from eventful.config import PRESETS
-from eventful.convert import convert
+from eventful.conversion import convert
 from eventful.video.overlay import UpdateView, contact_sheet
 from eventful.video.synthetic import moving_objects
 
@@ -66,7 +66,11 @@ def run(frames: int, as_json: bool, picture: Path | None, model: str, size: int)
         shown = views[:: max(1, len(views) // 4)][:4]
         contact_sheet(shown, picture)
     if as_json:
-        print(json.dumps({"model": model, "size": size, "frames": frames, "rows": [asdict(r) for r in rows]}))
+        print(
+            json.dumps(
+                {"model": model, "size": size, "frames": frames, "rows": [asdict(r) for r in rows]}
+            )
+        )
     else:
         _show(rows, model, size, frames, picture)
 
@@ -135,8 +139,8 @@ def _show(rows: list[Row], model: str, size: int, frames: int, picture: Path | N
     table = Table(
         title=f"{model}, random weights, {size} px, {rows[0].tokens} tokens, {frames} frames",
         caption=(
-            "Medians over steady frames, each frame run dense (eager, SDPA, fp32) and under every preset "
-            "in turn.\nFeature error: |eventful - dense| / |dense| of the model's output."
+            "Medians over steady frames, each frame run dense (eager, SDPA, fp32) and under every "
+            "preset in turn.\nFeature error: |eventful - dense| / |dense| of the model's output."
         ),
     )
     table.add_column("preset")

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import torch
 
 from eventful.cli.models import build
-from eventful.convert import Inspection, inspect
+from eventful.conversion import Inspection, inspect
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -40,12 +40,15 @@ def _show(model: str, dtype: str, report: Inspection) -> None:
 
     console = Console()
     if not report.blocks:
-        console.print(f"[bold]{model}[/]: no known vision transformer inside. See docs/adapters.md.")
+        console.print(
+            f"[bold]{model}[/]: no known vision transformer inside. See docs/adapters.md."
+        )
         return
     size = "x".join(str(side) for side in report.size or ())
     console.print(
-        f"[bold]{model}[/] at {size} px, {dtype}: {report.matched} of {len(report.blocks)} blocks can be "
-        f"made eventful ({report.blocks[0].adapter}), {sum(report.tokens.values())} tokens a frame."
+        f"[bold]{model}[/] at {size} px, {dtype}: {report.matched} of {len(report.blocks)} blocks "
+        f"can be made eventful ({report.blocks[0].adapter}), {sum(report.tokens.values())} tokens "
+        "a frame."
     )
     misses = [block for block in report.blocks if not block.matched]
     if misses:

@@ -28,8 +28,8 @@ def build(name: str, *, size: int | None = None, weightless: bool = False) -> nn
     if family == "hf" and rest:
         return _hf(rest, size, weightless)
     raise UnsupportedError(
-        f"{name!r} names no model: write timm:NAME (timm:vit_small_patch16_224) or hf:NAME, where NAME "
-        "is a model type (hf:dinov2), a name on the hub, or the path of a config.json."
+        f"{name!r} names no model: write timm:NAME (timm:vit_small_patch16_224) or hf:NAME, where "
+        "NAME is a model type (hf:dinov2), a name on the hub, or the path of a config.json."
     )
 
 
@@ -41,7 +41,9 @@ def _timm(name: str, size: int | None, weightless: bool) -> nn.Module:
     timm = libraries.load("timm")
     if not timm.is_model(name):
         close = timm.list_models(f"*{name.split('_')[0]}*")[:8]
-        raise UnsupportedError(f"timm has no model {name!r}. Some it has: {', '.join(close) or 'none'}.")
+        raise UnsupportedError(
+            f"timm has no model {name!r}. Some it has: {', '.join(close) or 'none'}."
+        )
     options = {} if size is None else {"img_size": size}
     try:
         with _place(weightless):
@@ -61,8 +63,8 @@ def _hf(name: str, size: int | None, weightless: bool) -> nn.Module:
             config = transformers.AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise UnsupportedError(
-            f"transformers cannot find a config for {name!r} ({str(error).splitlines()[0]}). Pass a model "
-            "type such as vit or dinov2, or the path of a config.json."
+            f"transformers cannot find a config for {name!r} ({str(error).splitlines()[0]}). Pass "
+            "a model type such as vit or dinov2, or the path of a config.json."
         ) from None
     if size is not None and hasattr(config, "image_size"):
         config.image_size = size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from eventful.errors import ConfigError, NoMatchError, UnsupportedError
 from eventful.footprint import state_bytes
 from eventful.layout import TokenLayout
 from eventful.spec import BlockSpec
+from eventful.weights import count_loads
 
 _MARK = "_eventful"  # attribute of the converted root that holds its Session
 
@@ -76,6 +77,7 @@ class BlockForward:
         return self._spec
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Take what the block takes, return what it returns."""
         step = self.session.step
         if step is None:
             return type(self.block).forward(self.block, *args, **kwargs)
@@ -122,50 +124,64 @@ def convert(
         )
     if not inplace:
         model = _clone(model)
-    session = Session(config)
-    for name, trunk, adapter in _trunks(model):
-        _convert_trunk(session, name, trunk, adapter, where)
-    if not session.blocks:
+    plans = [plan for plan in _plans(model, config, where) if plan.chosen]
+    if not plans:
         raise NoMatchError(_explain(model, where))
-    setattr(model, _MARK, session)
+    session = Session(config)
+    for plan in plans:
+        _install(session, plan)
+    session.place(model, _MARK, session)
     return model
 
 
-def _convert_trunk(
-    session: Session,
-    name: str,
-    trunk: nn.Module,
-    adapter: Adapter,
-    where: Callable[[str, nn.Module], bool] | None,
-) -> None:
-    everything = [(_join(name, short), block) for short, block in adapter.blocks(trunk)]
-    chosen: list[int] = []
-    for i, (path, block) in enumerate(everything):
-        if (where is None or where(path, block)) and _reason(adapter, trunk, block) is None:
-            chosen.append(i)
-    if not chosen:
-        return
-    if session.config.gating == "frame" and chosen != list(range(chosen[0], chosen[-1] + 1)):
-        gaps = [everything[i][0] for i in range(chosen[0], chosen[-1]) if i not in chosen]
-        raise UnsupportedError(
-            "gating='frame' carries the selected tokens through consecutive blocks, but these in "
-            f"between are not converted: {', '.join(gaps)}. Use gating='operator' or 'block'."
-        )
-    session.trunks[name] = (trunk, adapter)
-    session.blocks[name] = [everything[i][0] for i in chosen]
-    for i in chosen:
-        path, block = everything[i]
+@dataclass(frozen=True)
+class _Plan:
+    """What to convert in one trunk: blocks with their full names, and which of them."""
+
+    name: str
+    trunk: nn.Module
+    adapter: Adapter
+    blocks: list[tuple[str, nn.Module]]
+    chosen: list[int]
+
+
+def _plans(
+    model: nn.Module, config: Config, where: Callable[[str, nn.Module], bool] | None
+) -> Iterator[_Plan]:
+    for name, trunk, adapter in _trunks(model):
+        blocks = [(_join(name, short), block) for short, block in adapter.blocks(trunk)]
+        chosen = [
+            i
+            for i, (path, block) in enumerate(blocks)
+            if (where is None or where(path, block)) and _reason(adapter, trunk, block) is None
+        ]
+        if chosen and config.gating == "frame" and len(chosen) <= chosen[-1] - chosen[0]:
+            gaps = [blocks[i][0] for i in range(chosen[0], chosen[-1]) if i not in chosen]
+            raise UnsupportedError(
+                "gating='frame' carries the selected tokens through consecutive blocks, but these "
+                f"between them are not converted: {', '.join(gaps)}. Use gating='operator' or 'block'."
+            )
+        yield _Plan(name, trunk, adapter, blocks, chosen)
+
+
+def _install(session: Session, plan: _Plan) -> None:
+    session.trunks[plan.name] = (plan.trunk, plan.adapter)
+    session.blocks[plan.name] = [plan.blocks[i][0] for i in plan.chosen]
+    for i in plan.chosen:
+        path, block = plan.blocks[i]
         place = {
             "name": path,
-            "trunk": name,
+            "trunk": plan.name,
             "index": i,
-            "first": i == chosen[0],
-            "last": i == chosen[-1],
+            "depth": len(plan.chosen),
+            "first": i == plan.chosen[0],
+            "last": i == plan.chosen[-1],
         }
-        vars(block)["forward"] = BlockForward(session, name, block, place)
-    for path, value in adapter.prepare(trunk, name, session).items():
+        session.place(block, "forward", BlockForward(session, plan.name, block, place))
+    for path, value in plan.adapter.prepare(plan.trunk, plan.name, session).items():
         owner, _, attribute = path.rpartition(".")
-        vars(trunk.get_submodule(owner))[attribute] = value
+        session.place(plan.trunk.get_submodule(owner), attribute, value)
+    session.handles.append(count_loads(plan.trunk, session))
 
 
 def restore(model: nn.Module) -> nn.Module:
@@ -173,15 +189,10 @@ def restore(model: nn.Module) -> nn.Module:
     session = find_session(model)
     if session is None:
         raise ConfigError("This model is not converted, so there is nothing to restore.")
-    for module in model.modules():
-        if isinstance(vars(module).get("forward"), BlockForward):
-            del vars(module)["forward"]
-        if vars(module).get(_MARK) is session:
-            del vars(module)[_MARK]
-    for name, (trunk, adapter) in session.trunks.items():
-        for path in adapter.prepare(trunk, name, session):
-            owner, _, attribute = path.rpartition(".")
-            vars(trunk.get_submodule(owner)).pop(attribute, None)
+    for module, attribute in session.placed:
+        vars(module).pop(attribute, None)
+    for handle in session.handles:
+        handle.remove()
     return model
 
 
@@ -284,7 +295,7 @@ def _clone(module: nn.Module, done: dict[int, nn.Module] | None = None) -> nn.Mo
     done = {} if done is None else done
     if id(module) in done:
         return done[id(module)]
-    twin = cast(nn.Module, module.__class__.__new__(module.__class__))
+    twin = module.__class__.__new__(module.__class__)
     done[id(module)] = twin
     for key, value in vars(module).items():
         if key == "_modules":

@@ -1,0 +1,126 @@
+"""A batch of streams: many videos in one forward pass, joining and leaving at any frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from eventful.errors import FrameError, StreamNameError
+from eventful.policies import Policy
+from eventful.snapshot import Snapshot, read_snapshot, write_snapshot
+from eventful.stepper import Stepper, batched, checked_policy, find_frame, refuse_attentions
+
+
+class StreamBatch(Stepper):
+    """Many videos in one forward pass; they join and leave at any frame.
+
+    Streams that are not part of a call keep their state. Stepping all of them, in the
+    order they joined, copies nothing; stepping some of them copies their state in and out.
+    """
+
+    def __init__(
+        self, model: nn.Module, policy: Policy | None = None, *, maps: bool = False
+    ) -> None:
+        super().__init__(model, maps=maps)
+        self._default = checked_policy(policy) if policy is not None else self.config.policy
+        self._policies: dict[str, Policy | None] = {}
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Names of the streams, in the order they joined."""
+        return tuple(self._policies)
+
+    def join(
+        self, name: str, policy: Policy | None = None, *, snapshot: str | Path | bytes | None = None
+    ) -> None:
+        """Add a stream, which flushes on its first frame or goes on from a snapshot."""
+        with self._alone():
+            if name in self._policies:
+                raise StreamNameError(f"Stream {name!r} is in the batch already; leave it first.")
+            content = None if snapshot is None else read_snapshot(self._session, snapshot)
+            if content is not None:
+                self._check_snapshot(content)
+            row = self._state.add_row()
+            self._policies[name] = checked_policy(policy) if policy is not None else self._default
+            if content is not None:
+                self._state.put([row], content.state)
+                self._signature = self._signature or batched(content.signature, None)
+                self._policies[name] = policy or content.policies[0]
+
+    def leave(self, name: str) -> None:
+        """Forget a stream."""
+        with self._alone():
+            self._state.drop_row(self._row(name))
+            del self._policies[name]
+
+    def set_policy(self, name: str, policy: Policy) -> None:
+        """Change one stream's policy from its next frame on."""
+        with self._alone():
+            self._row(name)
+            self._policies[name] = checked_policy(policy)
+
+    def flush(self, name: str) -> None:
+        """Recompute everything of one stream at its next frame."""
+        with self._alone():
+            self._state.frames[self._row(name)] = -1
+
+    def snapshot(self, name: str, path: str | Path | None = None) -> bytes:
+        """One stream's snapshot; `Stream.load` and `join` take it."""
+        with self._alone():
+            part = self._state.take([self._row(name)])
+            content = Snapshot(part, [self._policies[name]], batched(self._signature, 1))
+            return write_snapshot(self._session, content, path)
+
+    def __len__(self) -> int:
+        return len(self._policies)
+
+    def __call__(self, *args: Any, streams: Sequence[str] | None = None, **kwargs: Any) -> Any:
+        """Step streams: row i of the frames is `streams[i]`'s (all, in order, if left out)."""
+        with self._alone():
+            frames = find_frame(self.model, args, kwargs)
+            names = self.streams if streams is None else tuple(streams)
+            if not names:
+                raise FrameError("The batch has no streams; call batch.join(name) first.")
+            if len(set(names)) != len(names) or len(names) != frames.shape[0]:
+                raise FrameError(
+                    f"{frames.shape[0]} frames for {len(names)} streams {names}: pass one frame "
+                    "for each of them, and name each once."
+                )
+            refuse_attentions(self.model, kwargs)
+            rows = [self._row(name) for name in names]
+            policies = [self._policies[name] for name in names]
+            return self._run(rows, policies, frames, lambda: self.model(*args, **kwargs))
+
+    def _row(self, name: str) -> int:
+        try:
+            return list(self._policies).index(name)
+        except ValueError:
+            known = ", ".join(self._policies) or "none"
+            raise StreamNameError(
+                f"No stream {name!r} in the batch (there: {known}); call batch.join first."
+            ) from None
+
+    def _check_call(self, frame: Tensor) -> None:
+        """Any number of frames may be stepped, so the batch size is not part of the signature."""
+        held = self._signature
+        self._signature = batched(held, frame.shape[0])
+        try:
+            super()._check_call(frame)
+        except BaseException:
+            self._signature = held
+            raise
+
+    def _check_snapshot(self, content: Snapshot) -> None:
+        if len(content.state) != 1:
+            raise FrameError(
+                f"The snapshot holds {len(content.state)} videos; a batch joins one at a time."
+            )
+        if self._signature is not None and batched(content.signature, None) != batched(
+            self._signature, None
+        ):
+            raise FrameError(
+                "The snapshot's frames differ in size, dtype or device from this batch's."
+            )
