@@ -15,6 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- demo:begin -->\n", "<!-- demo:end -->"
 
 
 def eventful(*arguments: str) -> Any:
@@ -51,7 +52,39 @@ def main() -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     target = RESULTS / "demo.json"
     target.write_text(json.dumps(record, indent=2) + "\n")
-    print(f"wrote {target.relative_to(ROOT)}")
+    render(record)
+    print(f"wrote {target.relative_to(ROOT)} and the table in README.md")
+
+
+def render(record: dict[str, Any]) -> None:
+    """Put the measured table between the README's markers."""
+    demo = record["demo"]
+    cpu = record["machine"]["devices"][0]
+    lines = [
+        "",
+        f"`{demo['model']}` (random weights) at {demo['size']} px on a made-up clip, "
+        f"{demo['frames']} frames, medians over steady frames:",
+        "",
+        "| preset | tokens updated | operations saved | speed-up | feature error |",
+        "|---|---|---|---|---|",
+    ]
+    for row in demo["rows"]:
+        lines.append(
+            f"| {row['preset']} | {row['tokens_updated']:.0f} of {row['tokens']} "
+            f"| {1 / row['operations_ratio']:.1f}x | {row['speedup']:.1f}x "
+            f"| {row['feature_error']:.3f} |"
+        )
+    lines += [
+        "",
+        f"*{cpu['name']} ({cpu['capability']}), {cpu['threads']} threads, torch "
+        f"{record['machine']['libraries']['torch']}, commit {record['commit'][:7]}: "
+        "[benchmarks/results/demo.json](benchmarks/results/demo.json), by `make bench`.*",
+        "",
+    ]
+    readme = ROOT / "README.md"
+    before, _, rest = readme.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    readme.write_text(before + BEGIN + "\n".join(lines) + END + after)
 
 
 if __name__ == "__main__":

@@ -140,3 +140,85 @@ def test_doctor_prints_text(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "cpu:" in printed
     assert "C++ compiler" in printed
+
+
+def test_inspect_reports_blocks_tokens_and_state() -> None:
+    done = eventful(
+        "inspect",
+        "timm:vit_base_patch16_224",
+        "--size",
+        "1024",
+        "--dtype",
+        "bfloat16",
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["matched"] == len(report["blocks"]) == 12
+    assert report["tokens"] == 4097
+    assert set(report["state_bytes"]) == {"fast", "exact", "paper", "tokenwise", "stgt"}
+    assert report["state_bytes"]["fast"] <= 170e6
+    assert "torchvision" not in done.stderr
+
+
+def test_inspect_takes_a_transformers_config(tmp_path) -> None:
+    config = {"model_type": "dinov2", "hidden_size": 32, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 2, "image_size": 56, "patch_size": 14}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    for name in (str(path), str(tmp_path)):
+        done = eventful("inspect", f"hf:{name}", "--json")
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+        assert (report["matched"], report["tokens"], report["size"]) == (2, 17, [56, 56])
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_base_patch16_224", "timm:vit_of_dreams", "hf:no/such/config", "torch:vit"]
+)
+def test_inspect_says_what_a_model_name_should_be(name: str) -> None:
+    done = eventful("inspect", name)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr) > 20
+
+
+def test_inspect_of_something_else_finds_nothing() -> None:
+    done = eventful("inspect", "timm:resnet18", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["matched"] == 0
+
+
+def test_demo_measures_every_preset_and_draws(tmp_path) -> None:
+    picture = tmp_path / "updates.png"
+    done = eventful(
+        "demo",
+        "--frames",
+        "6",
+        "--model",
+        "timm:vit_tiny_patch16_224",
+        "--size",
+        "96",
+        "--json",
+        "--picture",
+        str(picture),
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {row["preset"]: row for row in json.loads(done.stdout)["rows"]}
+    assert {"fast", "exact", "paper", "tokenwise", "stgt"} <= set(rows)
+    for row in rows.values():
+        assert 0 < row["operations_ratio"] < 1
+        assert 0 <= row["feature_error"] < 1
+        assert row["speedup"] > 0
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_reproduce_counts_prints_every_row() -> None:
+    done = eventful("reproduce", "counts", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    keys = {"table", "variant", "size", "r", "unit", "paper", "ours", "relative_difference"}
+    assert all(keys <= set(row) for row in rows)
+    assert len(rows) > 60
+    worst = max(abs(row["relative_difference"]) for row in rows if row["ours"] is not None)
+    assert worst < 0.005

@@ -158,8 +158,8 @@ def _plans(
         if chosen and config.gating == "frame" and len(chosen) <= chosen[-1] - chosen[0]:
             gaps = [blocks[i][0] for i in range(chosen[0], chosen[-1]) if i not in chosen]
             raise UnsupportedError(
-                "gating='frame' carries the selected tokens through consecutive blocks, but these "
-                f"between them are not converted: {', '.join(gaps)}. Use gating='operator' or 'block'."
+                "gating='frame' carries the selected tokens through consecutive blocks, but in "
+                f"between {', '.join(gaps)} is not converted. Use gating='operator' or 'block'."
             )
         yield _Plan(name, trunk, adapter, blocks, chosen)
 

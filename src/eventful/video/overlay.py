@@ -56,7 +56,7 @@ def contact_sheet(views: Sequence[UpdateView], path: str | Path) -> None:
     tiles = [_column(view, max(float(v.error.max()) for v in views)) for view in views]
     gap = torch.ones(3, tiles[0].shape[1], GAP)
     sheet = torch.cat([part for tile in tiles for part in (tile, gap)][:-1], dim=2)
-    image(sheet).save(str(path))
+    image(sheet).quantize(256).save(str(path), optimize=True)
 
 
 def _column(view: UpdateView, brightest: float) -> Tensor:
