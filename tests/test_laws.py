@@ -13,7 +13,7 @@ import eventful
 import zoo_timm
 import zoo_transformers
 from clips import moving_square, then_still
-from eventful import Config, Threshold, TopFraction, TopR
+from eventful import Config, NoiseThreshold, Threshold, TopFraction, TopR
 
 ZOO = {
     **{f"timm/{name}": entry for name, entry in zoo_timm.ZOO.items()},
@@ -159,33 +159,35 @@ def test_interleaved_streams_equal_separate_ones(entry, preset):
             assert torch.equal(run(entry, alone, frame), mixed[t][which])
 
 
-@pytest.mark.parametrize(
-    "policy", [None, TopFraction(0.3), Threshold(0.5)], ids=["default", "top", "threshold"]
-)
-def test_a_snapshot_goes_on_as_if_never_stopped(flow, rule, policy, tmp_path):
-    policy = policy or eventful.NoiseThreshold()
-    model = eventful.convert(make(flow), rule(policy))
-    clip = moving_square(8, flow.size, noise=0.05)
+def check_snapshot(entry, config, path):
+    model = eventful.convert(make(entry), config)
+    clip = moving_square(6, entry.size, noise=0.05)
     straight, broken = eventful.Stream(model), eventful.Stream(model)
-    for frame in clip[:4]:
-        run(flow, straight, frame)
-        run(flow, broken, frame)
-    broken.policy = TopR(5)
-    straight.policy = TopR(5)
-    broken.snapshot(tmp_path / "stream.safetensors")
-    resumed = eventful.Stream.load(model, tmp_path / "stream.safetensors")
+    for frame in clip[:3]:
+        run(entry, straight, frame)
+        run(entry, broken, frame)
+    broken.policy = straight.policy = TopR(5)
+    broken.snapshot(path)
+    resumed = eventful.Stream.load(model, path)
     assert resumed.policy == TopR(5)
-    resumed.policy = straight.policy = policy
-    for frame in clip[4:]:
-        assert torch.equal(run(flow, resumed, frame), run(flow, straight, frame))
+    resumed.policy = straight.policy = config.policy
+    for frame in clip[3:]:
+        assert torch.equal(run(entry, resumed, frame), run(entry, straight, frame))
 
 
-@pytest.mark.parametrize("policy", [TopFraction(0.3), Threshold(1.0), eventful.NoiseThreshold(k=2)],
-                         ids=["top", "ragged", "noise"])  # fmt: skip
-def test_a_batch_equals_single_streams(flow, rule, policy):
+def test_a_snapshot_goes_on_as_if_never_stopped(entry, preset, tmp_path):
+    check_snapshot(entry, preset(NoiseThreshold()), tmp_path / "stream.safetensors")
+
+
+@pytest.mark.parametrize("policy", [TopFraction(0.3), Threshold(0.5)], ids=["top", "threshold"])
+def test_a_snapshot_goes_on_under_every_rule(flow, rule, policy, tmp_path):
+    check_snapshot(flow, rule(policy), tmp_path / "stream.safetensors")
+
+
+def check_batch(entry, config):
     """Streams join and leave, skip frames, and select ragged numbers of tokens."""
-    model = eventful.convert(make(flow), rule(policy))
-    clips = {name: moving_square(6, flow.size, noise=0.05, seed=i) for i, name in enumerate("abc")}
+    model = eventful.convert(make(entry), config)
+    clips = {name: moving_square(6, entry.size, noise=0.05, seed=i) for i, name in enumerate("abc")}
     plan = [("a",), ("a", "b"), ("a", "b", "c"), ("c", "a"), ("b", "c"), ("b",)]
     batch, alone, ragged = eventful.StreamBatch(model), {}, False
     for t, names in enumerate(plan):
@@ -194,20 +196,29 @@ def test_a_batch_equals_single_streams(flow, rule, policy):
                 batch.join(name)
                 alone[name] = eventful.Stream(model)
         frames = torch.cat([clips[name][t] for name in names])
-        got = run(flow, functools.partial(batch, streams=names), frames)
+        got = run(entry, functools.partial(batch, streams=names), frames)
         counts = next(iter(batch.last.gates.values())).counts
         ragged |= len(set(counts.tolist())) > 1
         for row, name in enumerate(names):
-            expected = run(flow, alone[name], clips[name][t])
+            expected = run(entry, alone[name], clips[name][t])
             assert gap(got[row : row + 1], expected) < 1e-5, (t, name)
         if t == 4:
             batch.leave("c")
     assert ragged
 
 
+def test_a_batch_equals_single_streams(entry, preset):
+    check_batch(entry, preset(Threshold(1.0)))
+
+
+@pytest.mark.parametrize("policy", [TopFraction(0.3), NoiseThreshold(k=2)], ids=["top", "noise"])
+def test_a_batch_equals_single_streams_under_every_rule(flow, rule, policy):
+    check_batch(flow, rule(policy))
+
+
 def test_streams_of_a_batch_keep_their_own_policies(flow):
     model = eventful.convert(make(flow), Config.exact())
-    policies = {"a": TopR(2), "b": eventful.NoiseThreshold(), "c": Threshold(0.5)}
+    policies = {"a": TopR(2), "b": NoiseThreshold(), "c": Threshold(0.5)}
     batch = eventful.StreamBatch(model)
     for name, policy in policies.items():
         batch.join(name, policy)

@@ -255,8 +255,9 @@ class TestRecords:
         outside = record.error.masked_fill(record.mask, -1.0).max(1).values
         assert (inside >= outside).all()
 
-    def test_memory_is_what_inspect_foretold(self):
-        entry = zoo_timm.ZOO["vit"]
+    @pytest.mark.parametrize("name", ["vit", "sam", "eva02", "vit_registers"])
+    def test_memory_is_what_inspect_foretold(self, name):
+        entry = zoo_timm.ZOO[name]
         for dtype in (torch.float32, torch.bfloat16):
             model = entry.make().to(dtype)
             foretold = eventful.inspect(model, entry.size).state_bytes
