@@ -35,13 +35,13 @@ FLOORS = (
     {"spec", "step", "relative", "gating", "attention", "windows", "block"},
     {"adapters", "conversion", "weights"},
     {"budget", "snapshot", "stepper", "stream", "batch", "models", "video"},
-    {"data", "evaluate", "train", "cli", "live"},
+    {"data", "evaluate", "train", "bench", "cli", "live"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 GROUND = len(FLOORS) - 1  # the root package stands here: it may import anything
 
 MODEL_LIBRARIES = {"timm", "transformers", "torchvision"}
-KNOWS_MODEL_LIBRARIES = {"adapters", "cli"}
+KNOWS_MODEL_LIBRARIES = {"adapters", "bench", "cli"}
 NOT_AT_IMPORT = MODEL_LIBRARIES | {"av", "typer", "rich", "matplotlib", "pandas"}
 SHAPELESS_NAMES = {"utils", "util", "misc", "common", "helpers", "helper"}
 MOST_LINES = 450

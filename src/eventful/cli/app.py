@@ -84,6 +84,56 @@ def demo(
     demo.run(frames, as_json, picture, model, size)
 
 
+@app.command()
+def bench(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODEL]...", help="Names of benchmark models; --list shows them."),
+    ] = None,
+    preset: Annotated[
+        list[str] | None, typer.Option(help="Preset to measure; may be given several times.")
+    ] = None,
+    r: Annotated[
+        list[int] | None, typer.Option(min=0, help="Tokens to update; may be given several times.")
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Streams stepped together.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = Dtype.float32,
+    frames: Annotated[int, typer.Option(min=4, help="Frames per run.")] = 12,
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Also measure torch.compile of dense.")
+    ] = True,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small model, under two minutes on two cores.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Append the rows to this CSV file.", dir_okay=False)
+    ] = None,
+    show: Annotated[bool, typer.Option("--list", help="List the benchmark models.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Time every preset beside the fastest dense path, in turn on each frame of one run."""
+    from eventful.cli import bench
+
+    if show:
+        bench.show_models()
+        return
+    plan = bench.Plan(
+        models=tuple(models or ()),
+        presets=tuple(preset or ()),
+        r=tuple(r or ()),
+        batches=tuple(batch or (1,)),
+        device=device,
+        dtype=dtype.value,
+        frames=frames,
+        compiled=compiled,
+        quick=quick,
+    )
+    bench.run(plan, out, as_json)
+
+
 @reproduce.command()
 def counts(as_json: Json = False) -> None:
     """Operation counts of the paper's tables, beside the published ones."""
