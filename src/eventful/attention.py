@@ -203,12 +203,8 @@ def _exchange(
     bias = None
     if attention.relative is not None:
         bias = attention.relative.bias_at(q, others.index, keys.index)
-    if keys.valid is not None:
-        blocked = torch.zeros_like(keys.valid, dtype=torch.float32)
-        blocked = blocked.masked_fill(~keys.valid, -torch.inf)[:, None, None]
-        bias = blocked.expand(*q.shape[:3], -1) if bias is None else bias.float() + blocked
     parts = [
-        ops.attend_partial(q, attention.heads(k), attention.heads(v), spec.scale, bias)
+        ops.attend_partial(q, attention.heads(k), attention.heads(v), spec.scale, bias, keys.valid)
         for k, v in (new, old)
     ]
     held = (

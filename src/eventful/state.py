@@ -57,7 +57,8 @@ class StreamState:
             return
         target = self.tensors[name]
         if self._undo is not None and selection.width:
-            old = selection.gather(target, dim).clone()
+            old = selection.gather(target, dim)
+            old = old.clone() if selection.is_everything else old
             self._remember(lambda: selection.scatter_(target, old, dim))
         selection.scatter_(target, rows.detach(), dim)
 

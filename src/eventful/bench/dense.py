@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -18,13 +19,15 @@ def dense_paths(model: nn.Module, example: Tensor, *, compiled: bool) -> dict[st
     """
     paths: dict[str, Forward] = {"eager": _no_grad(model)}
     if example.is_cuda:
-        paths["graph"] = _graphed(model, example)
+        paths |= _graphed("graph", model, example)
     if compiled:
         mode = "max-autotune-no-cudagraphs" if example.is_cuda else "default"
         inner = torch.compile(model, mode=mode, dynamic=False)
         run = _no_grad(inner)
         run(example)
-        paths["compile"] = _graphed(inner, example) if example.is_cuda else run
+        paths["compile"] = run
+        if example.is_cuda:
+            paths |= _graphed("compile+graph", inner, example)
     return paths
 
 
@@ -36,8 +39,8 @@ def _no_grad(model: Callable[[Tensor], Tensor]) -> Forward:
     return run
 
 
-def _graphed(model: Callable[[Tensor], Tensor], example: Tensor) -> Forward:
-    """A CUDA graph of the forward pass over a static input."""
+def _graphed(name: str, model: Callable[[Tensor], Tensor], example: Tensor) -> dict[str, Forward]:
+    """A CUDA graph of the forward pass over a static input; none where the model defies capture."""
     static = example.clone()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -46,12 +49,17 @@ def _graphed(model: Callable[[Tensor], Tensor], example: Tensor) -> Forward:
             model(static)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph), torch.no_grad():
-        output = model(static)
+    try:
+        with torch.cuda.graph(graph), torch.no_grad():
+            output = model(static)
+    except RuntimeError as error:  # e.g. tables built on the host at every call
+        warnings.warn(f"{name}: no CUDA graph of the dense model ({error})", stacklevel=2)
+        torch.cuda.synchronize()
+        return {}
 
     def run(frame: Tensor) -> Tensor:
         static.copy_(frame)
         graph.replay()
         return output
 
-    return run
+    return {name: run}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import platform
 import subprocess
 from collections.abc import Sequence
@@ -67,7 +68,12 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str:
-    """Commit of the working tree eventful runs from, with + if it has changes; '' if none."""
+    """Commit of the working tree eventful runs from, with + if it has changes; '' if unknown.
+
+    EVENTFUL_COMMIT tells it where a copy without its repository is measured.
+    """
+    if told := os.environ.get("EVENTFUL_COMMIT"):
+        return told
     here = Path(eventful.__file__).parent
     try:
         head = _git(here, "rev-parse", "--short", "HEAD")

@@ -1,8 +1,7 @@
 """Tensor operations: one public function per operation."""
 
-from eventful.ops.eager import attend
+from eventful.ops.eager import attend, attend_partial
 from eventful.ops.reference import (
-    attend_partial,
     error_norm,
     gather,
     join_heads,

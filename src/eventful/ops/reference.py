@@ -74,16 +74,26 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = 
 
 
 def attend_partial(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention over some of the keys, with its log-sum-exp, both fp32.
 
-    A row whose keys are all masked (bias -inf) has weight zero: output 0, log-sum-exp -inf.
+    Args:
+        bias: added to the logits, (B, H, M, J).
+        valid: (B, J), false for keys that do not count. A row without any has weight zero:
+            output 0, log-sum-exp -inf.
 
     Returns:
         (B, H, M, d) and (B, H, M).
     """
     scores = logits(q.float(), k.float(), scale, None if bias is None else bias.float())
+    if valid is not None:
+        scores = scores.masked_fill(~valid[:, None, None], -torch.inf)
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - lse.clamp_min(torch.finfo(lse.dtype).min)[..., None])
     return weights @ v.float(), lse
