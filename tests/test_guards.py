@@ -470,3 +470,30 @@ def test_an_adapter_that_miscounts_tokens():
     stream = eventful.Stream(eventful.convert(model, Config.fast(TopR(3))))
     with pytest.raises(errors.UnsupportedError, match="layout"):
         stream(drifting_tokens(1, 1, 8, 16, share=0)[0])
+
+
+def test_inference_mode_may_come_and_go(stream, clip):
+    straight = eventful.Stream(stream.model)
+    for t, frame in enumerate(clip):
+        with torch.inference_mode(t % 2 == 0):
+            got = stream(frame)
+        assert torch.equal(got, straight(frame))
+
+
+def test_autocast(model, clip):
+    for preset in ("fast", "exact", "paper", "tokenwise", "stgt"):
+        stream = eventful.Stream(eventful.convert(model, Config.preset(preset, TopR(10**6))))
+        for frame in clip:
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+                got, expected = stream(frame), model(frame)
+            assert got.dtype == expected.dtype
+            assert (got - expected).abs().max() <= 3e-2 * expected.abs().max()
+
+
+def test_a_converted_model_survives_a_file(model, clip, tmp_path):
+    converted = eventful.convert(model, Config.fast(TopR(3)))
+    torch.save(converted, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    one, two = eventful.Stream(converted), eventful.Stream(loaded)
+    for frame in clip[:3]:
+        assert torch.equal(one(frame), two(frame))

@@ -127,7 +127,8 @@ class Stepper:
         state.begin()
         self._session.step = step
         try:
-            with torch.no_grad():
+            # Out of inference mode, or the state could only ever be written inside it.
+            with torch.inference_mode(False), torch.no_grad():
                 result = forward()
             if not step.record.gates:
                 raise UnsupportedError(
