@@ -12,7 +12,7 @@ from torch import nn
 from eventful.adapters import libraries
 from eventful.bench import cases, measure, results
 from eventful.cli import bench
-from eventful.errors import ConfigError, UnsupportedError
+from eventful.errors import ConfigError, ParityError, UnsupportedError
 
 
 @pytest.fixture
@@ -45,8 +45,8 @@ def test_rows_hold_what_was_measured(small):
 
 
 def test_a_rule_that_is_not_dense_is_not_timed(small, monkeypatch):
-    monkeypatch.setitem(measure.TOLERANCE, torch.float32, 0.0)
-    with pytest.raises(measure.ParityError, match="nothing was measured"):
+    monkeypatch.setitem(measure.TOLERANCE, torch.float32, -1.0)
+    with pytest.raises(ParityError, match="nothing was measured"):
         measure.measure(small)
 
 

@@ -36,7 +36,7 @@ shapes = st.fixed_dictionaries(
     }
 ).filter(lambda s: not (s["special"] and (s["relative"] or s["window"])))
 rules = st.sampled_from(sorted(RULES))
-policies = st.builds(TopR, st.integers(0, 45)) | st.builds(Threshold, st.floats(0, 12))
+policies = st.builds(TopR, st.integers(0, 45)) | st.builds(Threshold, st.floats(0.5, 12))
 
 
 def step_all(model, clip, config):
@@ -62,7 +62,8 @@ def test_a_batch_is_its_rows(shape, rule, policy, batch, pool, seed):
     model = random_trunk(**shape, seed=seed)
     # Over a single key every token attends alike, and top-r would choose among equals.
     assume(model.layout.pooled(pool).tokens > 1)
-    clip = drifting_tokens(4, batch, model.layout.tokens, 16, share=0.3, seed=seed)
+    # Every token moves, by its own amount: errors that tie, or are rounding alone, decide nothing.
+    clip = drifting_tokens(4, batch, model.layout.tokens, 16, share=1.0, seed=seed)
     config = RULES[rule](policy, pool=pool)
     stream, together = step_all(model, clip, config)
     macs = 0

@@ -158,7 +158,7 @@ class TestNoiseThreshold:
             if t == 3:
                 stream.policy = NoiseThreshold()
             stream(frame)
-        assert any(name.endswith("/memory/level") for name in stream._state.names())
+        assert any(name.endswith("@2/level") for name in stream._state.names())
 
 
 def test_a_policy_of_ones_own_sees_its_context_and_keeps_memory():

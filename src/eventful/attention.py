@@ -135,6 +135,11 @@ def _query_key(attention: GlobalAttention, q: Tensor, k: Tensor) -> Tensor:
 
 def _attention_value(attention: GlobalAttention, weights: Tensor, values: Tensor) -> Tensor:
     """A·v by deltas (Eq. 10), the A gate forced to the v gate's indices."""
+    with torch.autocast(weights.device.type, enabled=False):  # sums keep the precision we chose
+        return _accumulate(attention, weights, values)
+
+
+def _accumulate(attention: GlobalAttention, weights: Tensor, values: Tensor) -> Tensor:
     step, spec, chosen = attention.step, attention.spec, attention.keys
     kind = torch.float32
     if step.config.accumulate == "half":
@@ -186,7 +191,9 @@ def exact(attention: GlobalAttention, qkv: QKV) -> tuple[Tensor, Tensor | None]:
     new = tuple(attention.keys.gather(attention.pooled(name)) for name in ("key", "value"))
     _exchange(attention, chosen.complement(), old, new)
     _recompute(attention, chosen)
-    lost = (attention.get("condition") > step.config.rebase).any(dim=-1)
+    # A fresh row starts at 1 + |L|, so the limit must lie above that, or it would never rest.
+    limit = (2 * (1 + attention.get("lse").abs())).clamp_min(step.config.rebase)
+    lost = (attention.get("condition") > limit).any(dim=-1) & ~chosen.mask()
     rebased = Selection.from_mask(lost)
     _recompute(attention, rebased)
     return attention.get("attended").to(qkv[0].dtype), rebased.counts

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from eventful.errors import FrameError, StreamNameError
 from eventful.policies import Policy
 from eventful.snapshot import Snapshot, read_snapshot, write_snapshot
-from eventful.stepper import Stepper, batched, checked_policy, find_frame, refuse_attentions
+from eventful.stepper import (
+    Signature,
+    Stepper,
+    batched,
+    checked_policy,
+    find_frame,
+    refuse_attentions,
+)
 
 
 class StreamBatch(Stepper):
@@ -40,15 +47,16 @@ class StreamBatch(Stepper):
         with self._alone():
             if name in self._policies:
                 raise StreamNameError(f"Stream {name!r} is in the batch already; leave it first.")
+            chosen = self._default if policy is None else checked_policy(policy)
             content = None if snapshot is None else read_snapshot(self._session, snapshot)
             if content is not None:
                 self._check_snapshot(content)
             row = self._state.add_row()
-            self._policies[name] = checked_policy(policy) if policy is not None else self._default
+            self._policies[name] = chosen
             if content is not None:
                 self._state.put([row], content.state)
                 self._signature = self._signature or batched(content.signature, None)
-                self._policies[name] = policy or content.policies[0]
+                self._policies[name] = content.policies[0] if policy is None else chosen
 
     def leave(self, name: str) -> None:
         """Forget a stream."""
@@ -79,6 +87,12 @@ class StreamBatch(Stepper):
 
     def __call__(self, *args: Any, streams: Sequence[str] | None = None, **kwargs: Any) -> Any:
         """Step streams: row i of the frames is `streams[i]`'s (all, in order, if left out)."""
+        return self.call("forward", *args, streams=streams, **kwargs)
+
+    def call(
+        self, method: str, *args: Any, streams: Sequence[str] | None = None, **kwargs: Any
+    ) -> Any:
+        """Step with another method of the model, e.g. `forward_intermediates`."""
         with self._alone():
             frames = find_frame(self.model, args, kwargs)
             names = self.streams if streams is None else tuple(streams)
@@ -90,9 +104,10 @@ class StreamBatch(Stepper):
                     "for each of them, and name each once."
                 )
             refuse_attentions(self.model, kwargs)
+            target = self.model if method == "forward" else getattr(self.model, method)
             rows = [self._row(name) for name in names]
             policies = [self._policies[name] for name in names]
-            return self._run(rows, policies, frames, lambda: self.model(*args, **kwargs))
+            return self._run(rows, policies, frames, lambda: target(*args, **kwargs))
 
     def _row(self, name: str) -> int:
         try:
@@ -103,15 +118,9 @@ class StreamBatch(Stepper):
                 f"No stream {name!r} in the batch (there: {known}); call batch.join first."
             ) from None
 
-    def _check_call(self, frame: Tensor) -> None:
+    def _expected(self, frame: Tensor) -> Signature | None:
         """Any number of frames may be stepped, so the batch size is not part of the signature."""
-        held = self._signature
-        self._signature = batched(held, frame.shape[0])
-        try:
-            super()._check_call(frame)
-        except BaseException:
-            self._signature = held
-            raise
+        return batched(self._signature, frame.shape[0])
 
     def _check_snapshot(self, content: Snapshot) -> None:
         if len(content.state) != 1:

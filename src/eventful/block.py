@@ -26,6 +26,11 @@ def run_block(spec: BlockSpec, step: Step, x: Tensor, positions: Any = None) -> 
     Returns:
         (B, N, D), or (B, M, D) between blocks of gating `frame`.
     """
+    if spec.name in step.record.blocks:
+        raise UnsupportedError(
+            f"Block {spec.name} was called twice in one step. A stream is one pass over one frame; "
+            "give each pass its own Stream, or run them as one batch."
+        )
     if spec.first:
         _check_layout(spec, step, x)
     result = _GATINGS[step.config.gating](spec, step, x, positions)
@@ -118,8 +123,7 @@ def _block(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
     step.state.write(
         spec.slot("output"), chosen, _whole(spec, step, chosen.gather(x), chosen, positions)
     )
-    output = step.state[spec.slot("output")]
-    return output.clone() if _seen(spec, step) else output
+    return step.state[spec.slot("output")].clone()  # whoever sees it, the buffer will change
 
 
 def _frame(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
@@ -154,6 +158,11 @@ def _seen(spec: BlockSpec, step: Step) -> bool:
 
 def _check_layout(spec: BlockSpec, step: Step, x: Tensor) -> None:
     layout = step.layouts[spec.trunk]
+    if x.shape[0] != len(step.flushing):
+        raise UnsupportedError(
+            f"{len(step.flushing)} frames became a batch of {x.shape[0]} inside the model. A "
+            "stream needs one sequence of tokens per frame."
+        )
     if x.shape[1] != layout.tokens:
         raise UnsupportedError(
             f"The model made {x.shape[1]} tokens of a frame where its adapter expected {layout}. "

@@ -73,7 +73,8 @@ class Config:
         protect: always select class, register, distillation and detection tokens.
         max_age: refresh tokens in turn so that none is older than this many frames.
         scene_cut: flush by itself on a cut; None never does.
-        rebase: condition number at which `exact` recomputes a row.
+        rebase: condition number beyond which `exact` recomputes a row, or twice a fresh row's
+            if that is more.
     """
 
     policy: Policy | None = None
@@ -105,17 +106,19 @@ class Config:
                 f"policy must have an `order` and a `select`, got {self.policy!r}; for a fixed "
                 "number of tokens write eventful.TopR(r)."
             )
-        if self.pool < 1:
-            raise ConfigError(f"pool is the side of a cell, 1 for none; got {self.pool}.")
-        if self.max_age is not None and self.max_age < 1:
-            raise ConfigError(f"max_age counts frames, at least 1; got {self.max_age}.")
+        if not _is_count(self.pool):
+            raise ConfigError(f"pool is the side of a cell, 1 for none; got {self.pool!r}.")
+        if self.max_age is not None and not _is_count(self.max_age):
+            raise ConfigError(f"max_age counts frames, at least 1; got {self.max_age!r}.")
+        if self.scene_cut is not None and not isinstance(self.scene_cut, SceneCut):
+            raise ConfigError(f"scene_cut is a SceneCut or None; got {self.scene_cut!r}.")
         if self.overlap == "once" and self.attention not in ("delta", "delta-qk"):
             raise ConfigError("overlap='once' concerns the query-key update: delta or delta-qk.")
         if self.accumulate == "half" and self.attention not in ("delta", "delta-av"):
             raise ConfigError("accumulate='half' concerns the A·v update: delta or delta-av.")
-        if not self.rebase > 1:
+        if not isinstance(self.rebase, int | float) or not self.rebase > 1:
             raise ConfigError(
-                f"rebase must exceed 1, the condition of a fresh row; got {self.rebase}."
+                f"rebase is a condition number > 1, 100 in fp32; got {self.rebase!r}."
             )
 
     @classmethod
@@ -187,7 +190,10 @@ class Config:
         if "policy" in values:
             values["policy"] = policy_from_dict(values["policy"])
         if "scene_cut" in values:
-            values["scene_cut"] = SceneCut(**values["scene_cut"])
+            try:
+                values["scene_cut"] = SceneCut(**values["scene_cut"])
+            except TypeError as error:
+                raise ConfigError(f"scene_cut: {error}.") from None
         preset = values.pop("preset", None)
         unknown = values.keys() - {f.name for f in dataclasses.fields(cls)}
         if unknown:
@@ -214,6 +220,10 @@ class Config:
 
 
 PRESETS = ("fast", "exact", "paper", "tokenwise", "stgt")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _toml(value: Any) -> str:

@@ -43,9 +43,9 @@ class Inspection:
     """What `convert` would do to a model.
 
     Attributes:
-        size: frame size (height, width) the numbers are for; None if the model does not tell.
+        size: frame size (height, width) the numbers are for; None if there is no known trunk.
         tokens: N per frame, by trunk.
-        state_bytes: bytes per stream, by preset.
+        state_bytes: bytes per stream, by preset, without tapped layers.
     """
 
     blocks: list[BlockMatch]
@@ -67,13 +67,16 @@ class BlockForward:
     ) -> None:
         self.session, self.trunk_name, self.block, self.place = session, trunk_name, block, place
         self._spec: BlockSpec | None = None
+        self._parts: list[int] = []
 
     @property
     def spec(self) -> BlockSpec:
-        """Built on first use from the block this forward sits on, so that copies get their own."""
-        if self._spec is None:
+        """Built from the block as it is: copies get their own, and so does a replaced submodule."""
+        parts = [id(module) for module in self.block.modules()]
+        if self._spec is None or parts != self._parts:
             trunk, adapter = self.session.trunks[self.trunk_name]
             self._spec = replace(adapter.spec(trunk, self.block), **self.place)
+            self._parts = parts
         return self._spec
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -81,13 +84,14 @@ class BlockForward:
         step = self.session.step
         if step is None:
             return type(self.block).forward(self.block, *args, **kwargs)
-        _, adapter = self.session.trunks[self.trunk_name]
-        call = adapter.read(self.spec, args, kwargs)
-        if self.spec.first and adapter.adds_positions:
-            step.record.positions[self.trunk_name] = (call.tokens.shape[1], self.spec.dim)
-        if adapter.watched(self.spec, step):
-            step.taps.setdefault(self.trunk_name, set()).add(self.spec.index)
-        result = run_block(self.spec, step, call.tokens, call.positions)
+        trunk, adapter = self.session.trunks[self.trunk_name]
+        spec = self.spec
+        call = adapter.read(spec, args, kwargs)
+        if spec.first and adapter.adds_positions:
+            step.record.positions[self.trunk_name] = (call.tokens.shape[1], spec.dim)
+        if adapter.watched(spec, step) or not adapter.knows_loop(trunk):
+            step.taps.setdefault(self.trunk_name, set()).add(spec.index)
+        result = run_block(spec, step, call.tokens, call.positions)
         full = self.trunk_name not in step.compact
         return adapter.write(result, step.layouts[self.trunk_name] if full else None, args)
 
@@ -189,8 +193,9 @@ def restore(model: nn.Module) -> nn.Module:
     session = find_session(model)
     if session is None:
         raise ConfigError("This model is not converted, so there is nothing to restore.")
-    for module, attribute in session.placed:
+    for module, attribute, before in reversed(session.placed):
         vars(module).pop(attribute, None)
+        vars(module).update(before)
     for handle in session.handles:
         handle.remove()
     return model

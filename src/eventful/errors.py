@@ -55,5 +55,9 @@ class StreamNameError(EventfulError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class ParityError(EventfulError):
+    """A contender does not compute what the dense model does; its times would mean nothing."""
+
+
 class MissingDependencyError(EventfulError, ImportError):
     """An optional library is needed and not installed."""

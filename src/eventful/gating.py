@@ -28,7 +28,7 @@ def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection
     leading = spec.first and kind in ("qkv", "block", "frame")
     errors: dict[float, Tensor] = {}
     if not step.flush_all:
-        errors = _errors(step, gate, current)
+        errors = _errors(step, gate, current, leading=leading)
     if leading:
         _check_finite(current, errors)
         _flush_on_cut(step, gate, errors)
@@ -37,13 +37,16 @@ def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection
     else:
         selection = _select(step, spec, kind, current, errors)
     _remember(step, gate, current, selection)
-    step.record_gate(gate, selection, next(iter(errors.values()), None))
+    step.record_gate(gate, selection, errors.get(step.policies[0].order))
     return selection
 
 
-def _errors(step: Step, gate: str, current: Tensor) -> dict[float, Tensor]:
+def _errors(step: Step, gate: str, current: Tensor, *, leading: bool) -> dict[float, Tensor]:
+    """Error norms by order: those the policies ask for, and L2 for scene cuts."""
     reference = step.state[f"{gate}/reference"]
     orders = {policy.order for policy in step.policies}
+    if leading and step.config.scene_cut is not None:
+        orders.add(2.0)
     return {order: ops.error_norm(current, reference, order) for order in sorted(orders)}
 
 
@@ -57,18 +60,18 @@ def _check_finite(current: Tensor, errors: dict[float, Tensor]) -> None:
 
 
 def _flush_on_cut(step: Step, gate: str, errors: dict[float, Tensor]) -> None:
-    cut = step.config.scene_cut
+    cut, slot = step.config.scene_cut, f"{gate}/scene"
     if cut is None or not errors:
         return
-    error = next(iter(errors.values()))
+    error = errors[2.0]
     fresh = step.flush_rows(error.device)
-    level = step.state.memory(gate).get("scene")
+    level = step.state.tensors.get(slot)
     if level is not None:
         jumped = (error > cut.factor * level[:, None]).float().mean(dim=-1) > cut.fraction
         step.flush((jumped & ~level.isnan()).tolist())
     now = running(level, error.median(dim=-1).values, cut.momentum)
     before = torch.full_like(now, torch.nan) if level is None else level
-    step.state.keep_memory(gate, {"scene": torch.where(fresh, before, now)})
+    step.state.fill(slot, torch.where(fresh, before, now), owned=True)
 
 
 def _select(
@@ -142,18 +145,23 @@ def _sample(tokens: Tensor) -> Tensor:
     return tokens[:, torch.arange(SAMPLE, device=tokens.device) * count // SAMPLE]
 
 
-def _wants_change(step: Step) -> bool:
-    return any(getattr(policy, "needs_change", False) for policy in step.policies)
+def _wants_change(step: Step) -> list[bool]:
+    return [bool(getattr(policy, "needs_change", False)) for policy in step.policies]
 
 
 def _change(step: Step, gate: str, current: Tensor) -> Tensor | None:
-    if not _wants_change(step):
+    """Frame-to-frame change of the sampled tokens, in each stream's own norm."""
+    if not any(_wants_change(step)):
         return None
-    state = step.state
-    previous = f"{gate}/previous"
+    state, slot = step.state, f"{gate}/previous"
     # A policy assigned in mid-stream has no previous frame yet; the reference stands in.
-    before = state[previous] if previous in state else _sample(state[f"{gate}/reference"])
-    return ops.error_norm(_sample(current), before, step.policies[0].order)
+    before = _sample(state[f"{gate}/reference"])
+    if slot in state:
+        before = torch.where(state[slot].isnan(), before, state[slot])
+    sampled = _sample(current)
+    orders = [policy.order for policy in step.policies]
+    norms = {order: ops.error_norm(sampled, before, order) for order in set(orders)}
+    return torch.stack([norms[order][stream] for stream, order in enumerate(orders)])
 
 
 def _remember(step: Step, gate: str, current: Tensor, selection: Selection) -> None:
@@ -162,8 +170,12 @@ def _remember(step: Step, gate: str, current: Tensor, selection: Selection) -> N
         state.fill(f"{gate}/reference", current)
     else:
         state.write(f"{gate}/reference", selection, selection.gather(current))
-    if _wants_change(step):
-        state.fill(f"{gate}/previous", _sample(current))
+    wanted = _wants_change(step)
+    if any(wanted) or f"{gate}/previous" in state:
+        # A sample kept past the policy that wanted it would pass for the last frame later on.
+        unwanted = ~torch.tensor(wanted, device=current.device)[:, None, None]
+        sample = _sample(current).masked_fill(unwanted, torch.nan)
+        state.fill(f"{gate}/previous", sample, owned=True)
     if step.config.max_age is not None:
         slot = f"{gate}/age"
         selected = selection.mask()

@@ -51,7 +51,7 @@ class TokenLayout:
         if size == 1:
             return tokens
         before, grid, after = self._split(tokens)
-        image = grid.unflatten(1, self.grid).permute(0, 3, 1, 2)
+        image = grid.reshape(len(grid), *self.grid, -1).permute(0, 3, 1, 2)
         image = F.avg_pool2d(image, size, ceil_mode=True, count_include_pad=False)
         return torch.cat([before, image.flatten(2).transpose(1, 2), after], dim=1)
 
@@ -60,7 +60,7 @@ class TokenLayout:
         if size == 1:
             return mask
         before, grid, after = self._split(mask)
-        image = grid.unflatten(1, self.grid).float()[:, None]
+        image = grid.reshape(len(grid), 1, *self.grid).float()
         touched = F.max_pool2d(image, size, ceil_mode=True)[:, 0].flatten(1) > 0
         return torch.cat([before, touched, after], dim=1)
 

@@ -81,14 +81,14 @@ class Policy(Protocol):
 
 
 def _check_order(order: float) -> None:
-    if not order > 0:
-        raise ConfigError(f"The order of the error norm must be positive (2 is L2), got {order}.")
+    if isinstance(order, bool) or not isinstance(order, int | float) or not order > 0:
+        raise ConfigError(f"The order of the error norm is a number > 0 (2 is L2), got {order!r}.")
 
 
 def _check_fraction(name: str, value: float) -> None:
     if not 0.0 <= value <= 1.0:
         raise ConfigError(
-            f"{name} must lie in [0, 1], got {value}; for a number of tokens use TopR."
+            f"{name} must lie in [0, 1], got {value!r}; for a number of tokens use TopR."
         )
 
 
@@ -154,7 +154,8 @@ class TopFraction:
 
     def select(self, error: Tensor, context: GateContext) -> Selection:
         """See `Policy`."""
-        return select_top(error, int(self.fraction * error.shape[-1]), context)
+        # The nudge keeps 0.29 * 100 from being 28.999...: a float's floor is not the decimal's.
+        return select_top(error, int(self.fraction * error.shape[-1] + 1e-9), context)
 
 
 @dataclass(frozen=True)
@@ -170,8 +171,8 @@ class Threshold:
 
     def __post_init__(self) -> None:
         _check_order(self.order)
-        values = self.h.values() if isinstance(self.h, Mapping) else [self.h]
-        if not all(isinstance(value, int | float) and value >= 0 for value in values):
+        values = list(self.h.values()) if isinstance(self.h, Mapping) else [self.h]
+        if not values or not all(isinstance(value, int | float) and value >= 0 for value in values):
             raise ConfigError(f"Threshold needs h >= 0 for every gate, got {self.h!r}.")
 
     def level(self, context: GateContext) -> float:
@@ -240,6 +241,9 @@ class Always:
 
     order: float = 2.0
 
+    def __post_init__(self) -> None:
+        _check_order(self.order)
+
     def select(self, error: Tensor, context: GateContext) -> Selection:
         """See `Policy`."""
         return Selection.everything(error.shape[0], error.shape[1], error.device)
@@ -281,6 +285,11 @@ def policy_from_dict(data: Mapping[str, Any]) -> Policy:
     return policy
 
 
+def memory_scope(policy: Policy) -> str:
+    """Prefix of a policy's memory: policies of another kind, or another norm, never share it."""
+    return f"{type(policy).__name__}@{policy.order:g}/"
+
+
 def select_by_stream(
     policies: list[Policy], error_of: Mapping[float, Tensor], context: GateContext
 ) -> Selection:
@@ -289,19 +298,32 @@ def select_by_stream(
     Args:
         policies: one per stream.
         error_of: error norms (B, N) by order of the norm.
-        context: of the whole batch; its memory is updated.
+        context: of the whole batch; its memory, by scope, is updated.
     """
     first = policies[0]
     if all(policy is first or policy == first for policy in policies):
-        return first.select(error_of[first.order], context)
-    masks, memories = [], []
+        part = _scoped(context, memory_scope(first))
+        selection = first.select(error_of[first.order], part)
+        context.memory.update(_named(memory_scope(first), part.memory))
+        return selection
+    masks: list[Tensor] = []
+    learned: list[dict[str, Tensor]] = []
     for stream, policy in enumerate(policies):
-        part = context.row(stream)
-        error = error_of[policy.order][stream : stream + 1]
-        masks.append(policy.select(error, part).mask())
-        memories.append(part.memory)
-    for name in {key for memory in memories for key in memory}:
-        known = next(memory[name] for memory in memories if name in memory)
-        blank = torch.full_like(known, math.nan)
-        context.memory[name] = torch.cat([memory.get(name, blank) for memory in memories])
+        part = _scoped(context.row(stream), memory_scope(policy))
+        selection = policy.select(error_of[policy.order][stream : stream + 1], part)
+        masks.append(selection.mask())
+        learned.append(_named(memory_scope(policy), part.memory))
+    for name in {key for memory in learned for key in memory}:
+        example = next(memory[name] for memory in learned if name in memory)
+        blank = torch.full_like(example, math.nan)
+        context.memory[name] = torch.cat([memory.get(name, blank) for memory in learned])
     return Selection.from_mask(torch.cat(masks))
+
+
+def _scoped(context: GateContext, scope: str) -> GateContext:
+    own = {k.removeprefix(scope): v for k, v in context.memory.items() if k.startswith(scope)}
+    return dataclasses.replace(context, memory=own)
+
+
+def _named(scope: str, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {scope + name: value for name, value in memory.items()}

@@ -45,7 +45,9 @@ class Selection:
         if isinstance(count, int):
             if count >= tokens:
                 return cls.everything(batch, tokens, score.device)
-            return cls(score.topk(max(count, 0), dim=-1).indices.sort(dim=-1).values, tokens)
+            # Stable: among equals the first wins, whatever the batch. `topk` promises nothing.
+            order = score.argsort(dim=-1, descending=True, stable=True)
+            return cls(order[:, : max(count, 0)].sort(dim=-1).values, tokens)
         order = score.argsort(dim=-1, descending=True, stable=True)
         rank = torch.arange(tokens, device=score.device).expand_as(order)
         mask = torch.zeros_like(score, dtype=torch.bool)

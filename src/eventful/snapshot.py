@@ -13,7 +13,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from eventful.adapters.base import Session
-from eventful.errors import ConfigError, SnapshotError
+from eventful.errors import ConfigError, EventfulError, SnapshotError
 from eventful.policies import Policy, policy_from_dict, policy_to_dict
 from eventful.state import StreamState
 from eventful.weights import fingerprint
@@ -27,14 +27,14 @@ class Snapshot:
 
     state: StreamState
     policies: list[Policy | None]
-    signature: tuple[tuple[int, ...], torch.dtype, torch.device] | None
+    signature: tuple[tuple[int, ...], torch.dtype, torch.device, str] | None
 
 
 def write_snapshot(session: Session, content: Snapshot, path: str | Path | None) -> bytes:
     """Serialise, and write to `path` if given."""
     if content.signature is None:
         raise SnapshotError("The stream has seen no frame yet, so there is nothing to keep.")
-    shape, dtype, device = content.signature
+    shape, dtype, device, autocast = content.signature
     try:
         policies = [
             None if policy is None else policy_to_dict(policy) for policy in content.policies
@@ -47,10 +47,14 @@ def write_snapshot(session: Session, content: Snapshot, path: str | Path | None)
         "rule": _rule(session),
         "policies": policies,
         "frames": content.state.frames,
-        "signature": [list(shape), str(dtype).removeprefix("torch."), str(device)],
+        "signature": [list(shape), str(dtype).removeprefix("torch."), str(device), autocast],
     }
     tensors = {name: tensor.contiguous() for name, tensor in content.state.tensors.items()}
-    data: bytes = save_tensors(tensors, metadata={"eventful": json.dumps(about)})
+    try:
+        header = {"eventful": json.dumps(about)}
+    except TypeError as error:
+        raise SnapshotError(f"A policy holds what cannot be written down: {error}.") from None
+    data: bytes = save_tensors(tensors, metadata=header)
     if path is not None:
         target = Path(path)
         partial = target.with_name(target.name + ".partial")
@@ -61,7 +65,15 @@ def write_snapshot(session: Session, content: Snapshot, path: str | Path | None)
 
 def read_snapshot(session: Session, source: str | Path | bytes) -> Snapshot:
     """The content of a snapshot, moved to the model's device; raises if it is another model's."""
-    about, tensors = _open(source)
+    try:
+        return _read(session, *_open(source))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, EventfulError):
+            raise
+        raise SnapshotError(f"The snapshot's description is damaged: {error!r}.") from None
+
+
+def _read(session: Session, about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Snapshot:
     if about.get("format") != FORMAT:
         raise SnapshotError(f"Snapshot format {about.get('format')}, this version reads {FORMAT}.")
     if about["rule"] != _rule(session):
@@ -80,11 +92,11 @@ def read_snapshot(session: Session, source: str | Path | bytes) -> Snapshot:
     # Cloned into torch's own memory: a mapped file is aligned otherwise, and kernels that choose
     # their path by alignment would round otherwise than before the snapshot.
     state.tensors = {name: tensor.to(device).clone() for name, tensor in tensors.items()}
-    shape, dtype, _ = about["signature"]
+    shape, dtype, _, autocast = about["signature"]
     policies = [
         None if policy is None else policy_from_dict(policy) for policy in about["policies"]
     ]
-    return Snapshot(state, policies, (tuple(shape), getattr(torch, dtype), device))
+    return Snapshot(state, policies, (tuple(shape), getattr(torch, dtype), device, autocast))
 
 
 def _open(source: str | Path | bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

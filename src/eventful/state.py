@@ -10,7 +10,8 @@ from torch import Tensor
 
 from eventful.selection import Selection
 
-MEMORY = "/memory/"  # marks values kept by policies: NaN, not zero, where a stream has none yet
+MEMORY = "/memory/"  # marks values kept by policies
+OPTIONAL = (MEMORY, "/scene", "/previous")  # a stream may lack these: NaN, and no need to flush
 
 
 class StreamState:
@@ -94,8 +95,7 @@ class StreamState:
     def add_row(self) -> int:
         """Room for one more stream, which will flush on its first frame; returns its row."""
         for name, tensor in self.tensors.items():
-            blank = math.nan if MEMORY in name else 0
-            row = torch.full_like(tensor[:1], blank)
+            row = torch.full_like(tensor[:1], _blank(name))
             self.tensors[name] = torch.cat([tensor, row])
         self.frames.append(-1)
         return len(self.frames) - 1
@@ -121,22 +121,27 @@ class StreamState:
     def put(self, rows: Sequence[int], part: StreamState) -> None:
         """Write back what `take` gave out.
 
-        A tensor that the part has made new holds nothing yet for the other streams: they flush.
+        A tensor that only one side has holds nothing for the streams of the other: they flush.
         """
         if part is self:
             return
-        if any(name not in self.tensors and MEMORY not in name for name in part.tensors):
-            self.frames = [-1] * len(self.frames)
-        for name, value in part.tensors.items():
-            if name not in self.tensors:
-                blank = math.nan if MEMORY in name else 0
-                shape = (len(self), *value.shape[1:])
-                self.tensors[name] = torch.full(
-                    shape, blank, dtype=value.dtype, device=value.device
-                )
-            self.tensors[name][list(rows)] = value
         for row, frames in zip(rows, part.frames, strict=True):
             self.frames[row] = frames
+        needed = {name for name in self.tensors if not _optional(name)}
+        if {name for name in part.tensors if not _optional(name)} - needed:
+            others = set(range(len(self))) - set(rows)
+            self.frames = [-1 if row in others else n for row, n in enumerate(self.frames)]
+        if needed - part.tensors.keys():
+            self.frames = [-1 if row in rows else n for row, n in enumerate(self.frames)]
+        for name, value in part.tensors.items():
+            if name not in self.tensors:
+                shape = (len(self), *value.shape[1:])
+                self.tensors[name] = torch.full(
+                    shape, _blank(name), dtype=value.dtype, device=value.device
+                )
+            self.tensors[name][list(rows)] = value
+        for name in self.tensors.keys() - part.tensors.keys():
+            self.tensors[name][list(rows)] = _blank(name)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> None:
         """Replace every tensor, e.g. to move the state to another device."""
@@ -163,3 +168,12 @@ class StreamState:
                 self.tensors[name] = old
 
         return restore
+
+
+def _optional(name: str) -> bool:
+    return any(mark in name for mark in OPTIONAL)
+
+
+def _blank(name: str) -> float:
+    """What stands where a stream has no value: NaN where that can be told, else zero."""
+    return math.nan if _optional(name) else 0.0

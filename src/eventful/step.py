@@ -76,7 +76,7 @@ class StepRecord:
 
     @property
     def ms(self) -> float:
-        """Milliseconds of the whole forward call."""
+        """Milliseconds of the forward call that made this record."""
         return self.clock()
 
     @property
@@ -153,7 +153,7 @@ class Step:
         taps: by trunk, blocks whose full output the model's caller will see.
         selections: the frame gate's choice by trunk, for gating `frame`.
         compact: trunks whose blocks now pass only the selected tokens on.
-        cache: values shared by the blocks of one step, e.g. rotary tables.
+        cache: values shared by the blocks of one step, e.g. the tokens due for a refresh.
     """
 
     config: Config

@@ -17,6 +17,7 @@ from eventful.conversion import find_session
 from eventful.errors import (
     ConcurrentUseError,
     ConfigError,
+    EventfulError,
     FrameError,
     GradientError,
     NonFiniteError,
@@ -28,7 +29,8 @@ from eventful.state import StreamState
 from eventful.step import FlushRequired, Step, StepRecord
 from eventful.weights import WeightGuard
 
-Signature = tuple[tuple[int, ...], torch.dtype, torch.device]
+# What frames must have in common: shape, dtype, device, and the dtype of autocast ('' without).
+Signature = tuple[tuple[int, ...], torch.dtype, torch.device, str]
 
 
 class Stepper:
@@ -58,20 +60,23 @@ class Stepper:
     def reset(self) -> None:
         """Forget everything; the next frame may have another size, and flushes."""
         with self._alone():
-            self._state.clear()
+            self._clear()
             self._signature = None
-            self._weights.forget()
+            self._weights.drop()
             self.last = None
+
+    def _clear(self) -> None:
+        self._state.clear()
 
     def to(self, device: torch.device | str) -> Any:
         """Move the state to another device, after moving the model there."""
         with self._alone():
+            self._weights.forget()
             self._state.map(lambda tensor: tensor.to(device))
             if self._signature is not None:
-                shape, dtype, _ = self._signature
+                shape, dtype, _, autocast = self._signature
                 probe = torch.empty(0, device=device)
-                self._signature = (shape, dtype, probe.device)
-            self._weights.forget()
+                self._signature = (shape, dtype, probe.device, autocast)
         return self
 
     @contextmanager
@@ -82,7 +87,9 @@ class Stepper:
                 "give each thread its own Stream (they can share the model), or use a StreamBatch."
             )
         try:
-            yield
+            # Out of inference mode, or the state could only ever be written inside it.
+            with torch.inference_mode(False):
+                yield
         finally:
             self._busy.release()
 
@@ -121,23 +128,32 @@ class Stepper:
             name: adapter.layout(trunk, (frame.shape[-2], frame.shape[-1]))
             for name, (trunk, adapter) in self._session.trunks.items()
         }
+        if self._session.step is not None:
+            raise ConcurrentUseError(
+                "A stream of this model is in the middle of a step, and something in the model "
+                "stepped another. Step it after the first has returned."
+            )
         flushing = [everything or frames < 0 for frames in state.frames]
         step = Step(self.config, state, policies, flushing, layouts, self.maps)
         clock = _start_clock(frame.device)
         state.begin()
         self._session.step = step
         try:
-            # Out of inference mode, or the state could only ever be written inside it.
-            with torch.inference_mode(False), torch.no_grad():
+            with torch.no_grad():
                 result = forward()
             if not step.record.gates:
                 raise UnsupportedError(
                     "The call reached no converted block. Call the part of the model that holds "
                     "them, e.g. stream.call('forward_features', frame)."
                 )
-        except BaseException:
+        except BaseException as error:
             state.rollback()
-            raise
+            if step.record.gates or self._signature is not None or not _foreign(error):
+                raise
+            # The first frame, and not even its tokens were made: the frame does not suit the model.
+            raise FrameError(
+                f"The model cannot take this frame, {_describe(_signature(frame))}: {error}"
+            ) from error
         finally:
             self._session.step = None
         state.frames = [
@@ -147,21 +163,31 @@ class Stepper:
         step.record.clock = clock()
         return result, step.record
 
+    def _expected(self, frame: Tensor) -> Signature | None:
+        """What the frame must be like; None before the first."""
+        return self._signature
+
     def _check_call(self, frame: Tensor) -> None:
+        if frame.shape[0] == 0:
+            raise FrameError("A batch of no frames; pass at least one.")
         if frame.requires_grad and torch.is_grad_enabled():
             raise GradientError(
                 "The frame requires gradients, which do not flow through a stream's memory. Call "
                 "the model outside the stream to train, or pass frame.detach()."
             )
-        modes = [self.model, *(trunk for trunk, _ in self._session.trunks.values())]
-        if any(module.training for module in modes):
+        trunks = [trunk for trunk, _ in self._session.trunks.values()]
+        if self.model.training or any(m.training for trunk in trunks for m in trunk.modules()):
             raise TrainingModeError(
                 "The model is in training mode: dropout and drop path would be remembered. Call "
                 "model.eval() first."
             )
-        if self._signature is not None and _signature(frame) != self._signature:
+        device = next((p.device for trunk in trunks for p in trunk.parameters()), frame.device)
+        if frame.device != device:
+            raise FrameError(f"The frame is on {frame.device}, the model on {device}; move one.")
+        expected = self._expected(frame)
+        if expected is not None and _signature(frame) != expected:
             raise FrameError(
-                f"The stream holds {_describe(self._signature)}, this frame is "
+                f"The stream holds {_describe(expected)}, this frame is "
                 f"{_describe(_signature(frame))}. Convert the frame, or start over with "
                 "stream.reset()."
             )
@@ -197,6 +223,12 @@ def refuse_attentions(model: nn.Module, kwargs: dict[str, Any]) -> None:
         )
 
 
+def _foreign(error: BaseException) -> bool:
+    """Whether an error is the model's own way to refuse its input."""
+    refusals = (RuntimeError, AssertionError, ValueError, TypeError)
+    return isinstance(error, refusals) and not isinstance(error, EventfulError)
+
+
 def _policies_set(policies: Sequence[Policy | None]) -> list[Policy]:
     ready = [policy for policy in policies if policy is not None]
     if len(ready) < len(policies):
@@ -217,20 +249,24 @@ def checked_policy(policy: Any) -> Policy:
 
 
 def _signature(frame: Tensor) -> Signature:
-    return tuple(frame.shape), frame.dtype, frame.device
+    kind = frame.device.type
+    autocast = ""
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        autocast = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+    return tuple(frame.shape), frame.dtype, frame.device, autocast
 
 
 def batched(signature: Signature | None, batch: int | None) -> Signature | None:
     """The signature with another batch size; None for any."""
     if signature is None:
         return None
-    shape, dtype, device = signature
-    return (-1 if batch is None else batch, *shape[1:]), dtype, device
+    return ((-1 if batch is None else batch, *signature[0][1:]), *signature[1:])
 
 
 def _describe(signature: Signature) -> str:
-    shape, dtype, device = signature
-    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')} on {device}"
+    shape, dtype, device, autocast = signature
+    text = f"{tuple(shape)} {str(dtype).removeprefix('torch.')} on {device}"
+    return f"{text} under autocast to {autocast}" if autocast else text
 
 
 def _start_clock(device: torch.device) -> Callable[[], Callable[[], float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from eventful.policies import Policy
@@ -63,10 +64,8 @@ class Stream(Stepper):
                     self._state = StreamState(0)
                 raise
 
-    def reset(self) -> None:
-        """Forget everything; the next frame may have another size or batch, and flushes."""
-        super().reset()
-        self._state = StreamState(0)
+    def _clear(self) -> None:
+        self._state = StreamState(0)  # the next frame may have another batch, too
 
     def flush(self) -> None:
         """Recompute everything at the next frame, which must be like those before."""
@@ -83,7 +82,8 @@ class Stream(Stepper):
     def load(cls, model: nn.Module, source: str | Path | bytes, *, maps: bool = False) -> Stream:
         """A stream that goes on where `snapshot` was taken, with the same model and config."""
         stream = cls(model, maps=maps)
-        content = read_snapshot(stream._session, source)
+        with torch.inference_mode(False):
+            content = read_snapshot(stream._session, source)
         stream._state, stream._signature = content.state, content.signature
         if content.policies:
             stream._policy = content.policies[0]

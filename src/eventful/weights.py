@@ -11,43 +11,46 @@ from torch import Tensor, nn
 from eventful.adapters.base import Session
 from eventful.errors import WeightsChangedError
 
+_CHANGED = (
+    "The model's weights changed since the last frame: the stream's memory no longer fits them. "
+    "Call stream.reset() and go on: the next frame recomputes everything."
+)
+
 
 class WeightGuard:
     """Remembers the weights a stream's state was computed with.
 
     A change shows in a parameter's version counter (in-place writes), its pointer
-    (replaced or moved data), the parameter object (assignment) or the session's count of
-    loaded state dicts.
+    (replaced or moved data), the parameter or module object (assignment) or the session's
+    count of loaded state dicts.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._known: list[Any] | None = None
-        # The dicts, not the parameters: an assigned parameter replaces its dict entry.
-        self._owners = [
-            module._parameters
-            for trunk, _ in session.trunks.values()
-            for module in trunk.modules()
-            if module._parameters
-        ]
 
     def forget(self) -> None:
+        """Accept any weights at the next step; not those of a state dict loaded since the last."""
+        if self._known is not None and self._known[0] != self._session.loads:
+            raise WeightsChangedError(_CHANGED)
+        self._known = None
+
+    def drop(self) -> None:
         """Accept any weights at the next step."""
         self._known = None
 
     def check(self) -> list[Any]:
         """Raise if the weights are not the remembered ones; returns their stamp."""
         stamp: list[Any] = [self._session.loads]
-        for owner in self._owners:
-            for parameter in owner.values():
-                if parameter is not None:
-                    version = -1 if parameter.is_inference() else parameter._version
-                    stamp.append((id(parameter), parameter.data_ptr(), version))
+        for trunk, _ in self._session.trunks.values():
+            for module in trunk.modules():
+                stamp.append(id(module))
+                for parameter in module._parameters.values():
+                    if parameter is not None:
+                        version = -1 if parameter.is_inference() else parameter._version
+                        stamp.append((id(parameter), parameter.data_ptr(), version))
         if self._known is not None and self._known != stamp:
-            raise WeightsChangedError(
-                "The model's weights changed since the last frame: the stream's memory no longer "
-                "fits them. Call stream.reset() and go on: the next frame recomputes everything."
-            )
+            raise WeightsChangedError(_CHANGED)
         return stamp
 
     def remember(self, stamp: list[Any]) -> None:

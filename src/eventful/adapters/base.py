@@ -30,7 +30,7 @@ class Session:
         trunks: the converted trunks: name in the model, trunk module, adapter.
         blocks: names of the converted blocks, by trunk name.
         loads: state dicts loaded into the trunks since conversion.
-        placed: instance attributes set on modules, to be taken off by `restore`.
+        placed: instance attributes set on modules, with what they replaced, for `restore`.
         handles: hooks to be removed with them.
     """
 
@@ -38,7 +38,7 @@ class Session:
     trunks: dict[str, tuple[nn.Module, Adapter]] = field(default_factory=dict)
     blocks: dict[str, list[str]] = field(default_factory=dict)
     loads: int = 0
-    placed: list[tuple[nn.Module, str]] = field(default_factory=list, repr=False)
+    placed: list[tuple[nn.Module, str, dict[str, Any]]] = field(default_factory=list, repr=False)
     handles: list[Any] = field(default_factory=list, repr=False)
     _running: Any = field(default_factory=threading.local, repr=False)
 
@@ -54,8 +54,9 @@ class Session:
 
     def place(self, module: nn.Module, attribute: str, value: Any) -> None:
         """Set an instance attribute that shadows the class's until `restore`."""
+        before = {attribute: vars(module)[attribute]} if attribute in vars(module) else {}
         vars(module)[attribute] = value
-        self.placed.append((module, attribute))
+        self.placed.append((module, attribute, before))
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles of a model start outside any step."""
@@ -82,6 +83,7 @@ class Adapter(ABC):
     """
 
     name: ClassVar[str]
+    library: ClassVar[str] = ""  # package the family comes from; empty for one's own
     adds_positions: bool = True  # a position encoding is added to the tokens
 
     @abstractmethod
@@ -117,6 +119,16 @@ class Adapter(ABC):
     def watched(self, spec: BlockSpec, step: Step) -> bool:
         """Whether anyone but the next block sees this block's output; by default, its hooks do."""
         return bool(spec.module._forward_hooks)
+
+    def knows_loop(self, trunk: nn.Module) -> bool:
+        """Whether the loop over the blocks is the library's own, which keeps outputs to itself.
+
+        In a subclass that runs its own loop every block returns all its tokens.
+        """
+        loops = (getattr(type(trunk), name, None) for name in ("forward", "forward_features"))
+        return not self.library or all(
+            loop is None or loop.__module__.split(".")[0] == self.library for loop in loops
+        )
 
     def prepare(self, trunk: nn.Module, name: str, session: Session) -> dict[str, Any]:
         """Further instance attributes to set, e.g. a wrapped method, by name relative to the trunk.

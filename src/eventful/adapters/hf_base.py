@@ -28,6 +28,8 @@ class HFAdapter(Adapter):
         layers: where a trunk may keep its layers, dotted.
     """
 
+    library = "transformers"
+
     trunks: ClassVar[Mapping[str, Sequence[str]]]
     layers: ClassVar[Sequence[str]]
 

@@ -179,10 +179,11 @@ class SelectedPositions:
 
     def __getitem__(self, layer: int) -> Tensor:
         rows = self.tables[layer]
+        # Counted whole even where only some rows are added: a record knows one N per addition.
+        self.step.record.positions[f"{self.trunk} after {layer}"] = (rows.shape[1], rows.shape[2])
         if self.trunk in self.step.compact:
             chosen = self.step.selections[self.trunk]
             rows = chosen.gather(rows.expand(chosen.batch, -1, -1))
-        self.step.record.positions[f"{self.trunk} after {layer}"] = (rows.shape[1], rows.shape[2])
         return rows
 
 

@@ -17,6 +17,8 @@ from eventful.layout import TokenLayout
 class TimmTrunk(Adapter):
     """A timm model with `blocks`, a `patch_embed` and `forward_intermediates`."""
 
+    library = "timm"
+
     def blocks(self, trunk: Any) -> Sequence[tuple[str, nn.Module]]:
         """See `Adapter`."""
         return [(f"blocks.{name}", block) for name, block in trunk.blocks.named_children()]

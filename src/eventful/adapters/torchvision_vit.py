@@ -22,6 +22,7 @@ class TorchvisionViT(Adapter):
     """Global attention by `nn.MultiheadAttention`, a class token, frames of one size."""
 
     name = "torchvision VisionTransformer"
+    library = "torchvision"
 
     def matches(self, module: nn.Module) -> bool:
         """See `Adapter`."""

@@ -16,7 +16,7 @@ from eventful.bench.dense import Forward, dense_paths
 from eventful.bench.memory import peak_of
 from eventful.config import Config
 from eventful.conversion import convert, inspect
-from eventful.errors import EventfulError
+from eventful.errors import ParityError
 from eventful.policies import TopR
 from eventful.stream import Stream
 
@@ -83,10 +83,6 @@ class Contender:
     run: Forward
     ms: list[float] = field(default_factory=list)
     error: list[float] = field(default_factory=list)
-
-
-class ParityError(EventfulError):
-    """A contender does not compute what the dense model does; its times would mean nothing."""
 
 
 def measure(setting: Setting, tick: Callable[[str], None] = lambda _: None) -> list[Row]:

@@ -91,12 +91,13 @@ def attend_partial(
     Returns:
         (B, H, M, d) and (B, H, M).
     """
-    scores = logits(q.float(), k.float(), scale, None if bias is None else bias.float())
-    if valid is not None:
-        scores = scores.masked_fill(~valid[:, None, None], -torch.inf)
-    lse = torch.logsumexp(scores, dim=-1)
-    weights = torch.exp(scores - lse.clamp_min(torch.finfo(lse.dtype).min)[..., None])
-    return weights @ v.float(), lse
+    with torch.autocast(q.device.type, enabled=False):
+        scores = logits(q.float(), k.float(), scale, None if bias is None else bias.float())
+        if valid is not None:
+            scores = scores.masked_fill(~valid[:, None, None], -torch.inf)
+        lse = torch.logsumexp(scores, dim=-1)
+        weights = torch.exp(scores - lse.clamp_min(torch.finfo(lse.dtype).min)[..., None])
+        return weights @ v.float(), lse
 
 
 def merge_partial(
