@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -79,3 +79,12 @@ def relative_vectors(
         return vectors
     image = F.interpolate(vectors.permute(2, 0, 1)[None], (size, size), mode="bicubic")
     return image[0].permute(1, 2, 0)
+
+
+def linear_tables(attention: Any, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Vectors of both axes from an attention's `rel_pos_h` and `rel_pos_w`, resized linearly."""
+    height, width = grid
+    return (
+        relative_vectors(attention.rel_pos_h, height),
+        relative_vectors(attention.rel_pos_w, width),
+    )

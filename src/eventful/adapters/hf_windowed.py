@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from eventful.adapters.base import BlockCall, Mismatch, Session
 from eventful.adapters.hf_base import AnnouncedStages, HFAdapter, find, need, need_own_forward
 from eventful.layout import TokenLayout
-from eventful.relative import relative_vectors
+from eventful.relative import linear_tables
 from eventful.spec import BlockSpec, linear_cost
 
 
@@ -79,13 +80,6 @@ def _spec(block: nn.Module) -> BlockSpec:
         q, k, v = attention.qkv(x).chunk(3, dim=-1)
         return q, k, v
 
-    def relative(grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        height, width = grid
-        return (
-            relative_vectors(attention.rel_pos_h, height),
-            relative_vectors(attention.rel_pos_w, width),
-        )
-
     return BlockSpec(
         module=block,
         dim=project.out_features,
@@ -101,5 +95,7 @@ def _spec(block: nn.Module) -> BlockSpec:
         project_cost=linear_cost(project),
         mlp_cost=linear_cost(mlp),
         window=(side, side) if side else None,
-        relative=relative if find(attention, "rel_pos_h") is not None else None,
+        relative=partial(linear_tables, attention)
+        if find(attention, "rel_pos_h") is not None
+        else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from eventful.adapters.base import BlockCall, Mismatch, is_class, per_head
 from eventful.adapters.origin import forward_of
 from eventful.adapters.timm_trunk import TimmTrunk
 from eventful.layout import TokenLayout
-from eventful.relative import relative_vectors
+from eventful.relative import linear_tables
 from eventful.spec import BlockSpec, linear_cost
 
 _PATH = "timm.models.vision_transformer_sam"
@@ -40,13 +41,6 @@ class TimmSAM(TimmTrunk):
             q, k, v = attention.qkv(x).chunk(3, dim=-1)
             return per_head(attention.q_norm, q, heads), per_head(attention.k_norm, k, heads), v
 
-        def relative(grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-            height, width = grid
-            return (
-                relative_vectors(attention.rel_pos_h, height),
-                relative_vectors(attention.rel_pos_w, width),
-            )
-
         return BlockSpec(
             module=block,
             dim=attention.proj.out_features,
@@ -62,7 +56,7 @@ class TimmSAM(TimmTrunk):
             project_cost=linear_cost(attention.proj),
             mlp_cost=linear_cost(block.mlp),
             window=(block.window_size, block.window_size) if block.window_size else None,
-            relative=relative if attention.use_rel_pos else None,
+            relative=partial(linear_tables, attention) if attention.use_rel_pos else None,
         )
 
     def read(self, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
