@@ -430,6 +430,16 @@ class TestBatches:
         with pytest.raises(errors.StreamNameError):
             batch.set_policy("b", TopR(1))
 
+    def test_a_policy_for_all(self, batch, clip):
+        for name in "ab":
+            batch.join(name)
+        batch(torch.cat(clip[:2]))
+        batch.policy = TopR(9)
+        batch(torch.cat(clip[1:3]))
+        assert batch.last.updated == {"frame": 9.0}
+        with pytest.raises(errors.ConfigError):
+            batch.policy = 9
+
     def test_frames_and_streams_must_agree(self, batch, clip):
         with pytest.raises(errors.FrameError, match="join"):
             batch(clip[0])

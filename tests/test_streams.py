@@ -146,6 +146,15 @@ class TestNoiseThreshold:
         _, masks = masks_of(config, clip, model)
         assert int(masks[0, -1].sum()) == 40
 
+    def test_motion_of_most_tokens_is_not_soon_taken_for_noise(self):
+        """A pan after a rest: the ceiling is used for a hundred frames, not a handful."""
+        model = random_trunk((20, 20), depth=1)
+        make = torch.Generator().manual_seed(5)
+        pan = [torch.randn(1, 400, 16, generator=make) for _ in range(60)]
+        config = Config(NoiseThreshold(max_fraction=0.5), gating="frame")
+        _, masks = masks_of(config, [*self.noisy(1e-2), *pan], model)
+        assert (masks[0, -60:].float().mean(-1) > 0.45).all()
+
     def test_a_still_video_selects_nothing(self):
         clip = [torch.ones(1, 20, 16)] * 4
         _, masks = masks_of(Config(NoiseThreshold(), gating="frame"), clip)

@@ -40,6 +40,16 @@ class StreamBatch(Stepper):
         """Names of the streams, in the order they joined."""
         return tuple(self._policies)
 
+    @property
+    def policy(self) -> Policy | None:
+        """The policy of streams that join without one; assigning it sets it for all."""
+        return self._default
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._default = checked_policy(policy)
+        self._policies = dict.fromkeys(self._policies, self._default)
+
     def join(
         self, name: str, policy: Policy | None = None, *, snapshot: str | Path | bytes | None = None
     ) -> None:

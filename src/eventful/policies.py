@@ -197,26 +197,32 @@ class NoiseThreshold:
     """Every token whose error exceeds k times the noise, which is measured as it runs.
 
     The noise of a stream is the running median over tokens of the frame-to-frame change,
-    so one k serves every camera. The ceiling keeps the worst case affordable.
+    so one k serves every camera. The ceiling keeps the worst case affordable. The level
+    falls fast and rises slowly, so that motion of most tokens does not soon pass for noise;
+    a camera that never rests needs a `Threshold` or `TopFraction`.
 
     Attributes:
         k: threshold in units of the running median.
         max_fraction: ceiling on the share of tokens selected for their error.
-        momentum: share of the old level kept at each frame.
+        momentum: share of the old level kept at each frame while it falls.
+        inertia: the same while it rises.
     """
 
     k: float = 2.5
     max_fraction: float = 0.5
     momentum: float = 0.9
+    inertia: float = 0.995
     order: float = 2.0
     needs_change = True
 
     def __post_init__(self) -> None:
         _check_order(self.order)
         _check_fraction("max_fraction", self.max_fraction)
-        if not self.k >= 0 or not 0.0 <= self.momentum < 1.0:
+        kept = (self.momentum, self.inertia)
+        if not self.k >= 0 or not all(0.0 <= share < 1.0 for share in kept):
             raise ConfigError(
-                f"NoiseThreshold needs k >= 0 and 0 <= momentum < 1, got {self.k}, {self.momentum}."
+                "NoiseThreshold needs k >= 0, and momentum and inertia in [0, 1); got "
+                f"{self.k}, {self.momentum}, {self.inertia}."
             )
 
     def select(self, error: Tensor, context: GateContext) -> Selection:
@@ -228,9 +234,10 @@ class NoiseThreshold:
     def _track(self, context: GateContext) -> Tensor:
         if context.change is None:
             raise ConfigError("NoiseThreshold needs the gate to measure the frame-to-frame change.")
-        level = running(
-            context.memory.get("level"), context.change.median(dim=-1).values, self.momentum
-        )
+        before, now = context.memory.get("level"), context.change.median(dim=-1).values
+        level = running(before, now, self.momentum)
+        if before is not None:
+            level = torch.where(now > before, running(before, now, self.inertia), level)
         context.memory["level"] = level
         return level
 

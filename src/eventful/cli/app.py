@@ -64,7 +64,7 @@ def inspect_model(
 
 @app.command()
 def demo(
-    frames: Annotated[int, typer.Option(min=2, help="Number of frames to run.")] = 30,
+    frames: Annotated[int, typer.Option(min=5, help="Number of frames to run.")] = 30,
     as_json: Json = False,
     picture: Annotated[
         Path | None,
