@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from eventful.conversion import inspect as inspect
     from eventful.conversion import restore as restore
     from eventful.errors import EventfulError as EventfulError
+    from eventful.ops.registry import use_backend as use_backend
     from eventful.policies import Always as Always
     from eventful.policies import GateContext as GateContext
     from eventful.policies import NoiseThreshold as NoiseThreshold
@@ -37,6 +38,7 @@ _HOMES = {
     "config": ("Config", "SceneCut"),
     "conversion": ("convert", "inspect", "restore"),
     "errors": ("EventfulError",),
+    "ops.registry": ("use_backend",),
     "policies": (
         "Always",
         "GateContext",

@@ -44,15 +44,23 @@ class GlobalAttention:
             keys = Selection.from_mask(layout.pool_mask(selection.mask(), pool))
         relative = None
         if spec.relative is not None:
-            relative = RelativePosition(*spec.relative(layout.grid)).pooled(pool)
+            relative = step.constant(
+                (spec.name, "relative"), lambda: RelativePosition.of(spec, layout.grid, pool)
+            )
         return cls(step, spec, layout, selection, keys, relative)
 
     def selected_queries(self, q: Tensor) -> Tensor:
         """Rows of the selected queries (B, M, H*d) over all buffered keys and values."""
         heads = self.heads(q)
-        bias = None if self.relative is None else self.relative.bias(heads, self.selection.index)
-        k, v = (self.heads(self.pooled(name)) for name in ("key", "value"))
-        return ops.join_heads(ops.attend(heads, k, v, self.spec.scale, bias))
+        parts = None if self.relative is None else self.relative.logits(heads, self.selection.index)
+        names, slots = ("key", "value"), None
+        if self.step.config.pool == 1:
+            slots = self.step.state.slots
+            k, v = (self.heads(self.step.state.raw(self.spec.slot(name))) for name in names)
+        else:
+            k, v = (self.heads(self.pooled(name)) for name in names)
+        out = ops.attend(heads, k, v, self.spec.scale, relative=parts, slots=slots)
+        return ops.join_heads(out)
 
     def buffer(self, qkv: QKV, *names: str) -> None:
         """Write the new rows of the named buffers."""
@@ -231,10 +239,10 @@ def _recompute(attention: GlobalAttention, rows: Selection) -> None:
         return
     state, spec = attention.step.state, attention.spec
     q = attention.heads(rows.gather(attention.get("query")))
-    bias = None
-    if attention.relative is not None:
+    bias, relative = None, attention.relative
+    if relative is not None:
         whole = rows.is_everything
-        bias = attention.relative.bias_all(q) if whole else attention.relative.bias(q, rows.index)
+        bias = relative.bias_all(q) if whole else relative.bias(q, rows.index)
     k, v = (attention.heads(attention.pooled(name)) for name in ("key", "value"))
     out, lse = ops.attend_partial(q, k, v, spec.scale, bias)
     state.write(spec.slot("attended"), rows, ops.join_heads(out))

@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from eventful.calls import Call
 from eventful.errors import FrameError, StreamNameError
 from eventful.policies import Policy
+from eventful.slots import SlotState
 from eventful.snapshot import Snapshot, read_snapshot, write_snapshot
 from eventful.stepper import (
     Signature,
@@ -19,19 +21,26 @@ from eventful.stepper import (
     find_frame,
     refuse_attentions,
 )
+from eventful.tenancy import Check
 
 
 class StreamBatch(Stepper):
     """Many videos in one forward pass; they join and leave at any frame.
 
-    Streams that are not part of a call keep their state. Stepping all of them, in the
-    order they joined, copies nothing; stepping some of them copies their state in and out.
+    Streams that are not part of a call keep their state. On a CPU, stepping all of them, in
+    the order they joined, copies nothing, and stepping some of them copies their state in and
+    out; on a GPU the memory stays in place whichever are stepped.
     """
 
     def __init__(
-        self, model: nn.Module, policy: Policy | None = None, *, maps: bool = False
+        self,
+        model: nn.Module,
+        policy: Policy | None = None,
+        *,
+        maps: bool = False,
+        check: Check = "async",
     ) -> None:
-        super().__init__(model, maps=maps)
+        super().__init__(model, maps=maps, check=check)
         self._default = checked_policy(policy) if policy is not None else self.config.policy
         self._policies: dict[str, Policy | None] = {}
 
@@ -71,7 +80,10 @@ class StreamBatch(Stepper):
     def leave(self, name: str) -> None:
         """Forget a stream."""
         with self._alone():
-            self._state.drop_row(self._row(name))
+            row = self._row(name)
+            if isinstance(self._state, SlotState) and self._tenancy is not None:
+                self._tenancy.forget_slot(self._state.rows[row])
+            self._state.drop_row(row)
             del self._policies[name]
 
     def set_policy(self, name: str, policy: Policy) -> None:
@@ -83,12 +95,13 @@ class StreamBatch(Stepper):
     def flush(self, name: str) -> None:
         """Recompute everything of one stream at its next frame."""
         with self._alone():
+            self._settle()
             self._state.frames[self._row(name)] = -1
 
     def snapshot(self, name: str, path: str | Path | None = None) -> bytes:
         """One stream's snapshot; `Stream.load` and `join` take it."""
         with self._alone():
-            part = self._state.take([self._row(name)])
+            part = self._plain().take([self._row(name)])
             content = Snapshot(part, [self._policies[name]], batched(self._signature, 1))
             return write_snapshot(self._session, content, path)
 
@@ -114,10 +127,10 @@ class StreamBatch(Stepper):
                     "for each of them, and name each once."
                 )
             refuse_attentions(self.model, kwargs)
-            target = self.model if method == "forward" else getattr(self.model, method)
+            call = Call(self.model, method, args, kwargs, frames)
             rows = [self._row(name) for name in names]
             policies = [self._policies[name] for name in names]
-            return self._run(rows, policies, frames, lambda: target(*args, **kwargs))
+            return self._run(rows, policies, call)
 
     def _row(self, name: str) -> int:
         try:

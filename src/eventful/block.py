@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eventful import ops
 from eventful.attention import RULES, GlobalAttention
 from eventful.errors import NonFiniteError, UnsupportedError
 from eventful.gating import choose
 from eventful.selection import Selection
-from eventful.spec import BlockSpec
+from eventful.spec import BlockSpec, is_layer_norm
 from eventful.step import FlushRequired, Step
 from eventful.windows import WindowedAttention, update_windows
 
@@ -34,7 +35,7 @@ def run_block(spec: BlockSpec, step: Step, x: Tensor, positions: Any = None) -> 
     if spec.first:
         _check_layout(spec, step, x)
     result = _GATINGS[step.config.gating](spec, step, x, positions)
-    if spec.last and not torch.isfinite(result).all():
+    if spec.last and step.resident is None and not torch.isfinite(result).all():
         raise NonFiniteError(
             "NaN or Inf arose inside the model. The stream is as it was before this frame; check "
             "the frame's range, or run the model in a wider dtype (bf16 or fp32 instead of fp16)."
@@ -83,8 +84,7 @@ def _attend(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Attention outputs of all tokens (B, N, H*d) under operator gating."""
     if spec.window is not None:
-        grid = step.layouts[spec.trunk].grid
-        attended, windows = update_windows(step, spec, grid, chosen, qkv, positions)
+        attended, windows = update_windows(step, spec, chosen, qkv, positions)
         return attended, {"keys": chosen.counts, "windows": windows}
     attention = GlobalAttention.of(step, spec, chosen)
     attended, rebased = RULES[step.config.attention](attention, qkv)
@@ -98,23 +98,29 @@ def _whole(
     """Selected tokens (B, M, D) through a whole block, against the K/V buffers."""
     q, k, v = spec.qkv(spec.norm1(tokens), chosen.index, positions)
     state = step.state
-    state.write(spec.slot("key"), chosen, k)
-    state.write(spec.slot("value"), chosen, v)
+    state.write_all({spec.slot("key"): k, spec.slot("value"): v}, chosen)
     if spec.window is not None:
-        grid = step.layouts[spec.trunk].grid
-        windowed = WindowedAttention.of(spec, grid, tokens, positions)
-        attended = windowed.selected_queries(
-            q, state[spec.slot("key")], state[spec.slot("value")], chosen
-        )
-        work = {"keys": chosen.counts, "windows": windowed.touched(chosen).sum(dim=1)}
+        windowed = WindowedAttention.of(step, spec, tokens, positions)
+        k, v = (state.raw(spec.slot(name)) for name in ("key", "value"))
+        attended = windowed.selected_queries(q, k, v, chosen, state.slots)
+        touched = step.shared(("touched", spec.trunk, spec.window), lambda: windowed.count(chosen))
+        work = {"keys": chosen.counts, "windows": touched}
     else:
         attention = GlobalAttention.of(step, spec, chosen)
         attended = attention.selected_queries(q)
         work = {"keys": attention.keys.counts}
-    y = tokens + spec.project(attended)
+    y, normed = _add_norm(tokens, spec.project(attended), spec.norm2)
     count = chosen.counts
     _record(spec, step, {**work, "qkv": count, "projection": count, "mlp": count})
-    return y + spec.mlp(spec.norm2(y))
+    return y + spec.mlp(normed)
+
+
+def _add_norm(tokens: Tensor, update: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
+    """A residual sum and its norm, at once where the norm is an ordinary layer norm."""
+    if is_layer_norm(norm):
+        return ops.add_norm(tokens, update, norm.weight, norm.bias, norm.eps)
+    total = tokens + update
+    return total, norm(total)
 
 
 def _block(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
@@ -123,7 +129,7 @@ def _block(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
     step.state.write(
         spec.slot("output"), chosen, _whole(spec, step, chosen.gather(x), chosen, positions)
     )
-    return step.state[spec.slot("output")].clone()  # whoever sees it, the buffer will change
+    return step.state.copy(spec.slot("output"))  # whoever sees it, the buffer will change
 
 
 def _frame(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
@@ -136,6 +142,8 @@ def _frame(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
     chosen = step.selections[spec.trunk]
     tokens = x if spec.trunk in step.compact else chosen.gather(x)
     tokens = _whole(spec, step, tokens, chosen, positions)
+    if spec.last and step.resident is not None:
+        step.resident.sound.copy_(torch.isfinite(tokens).flatten(1).all(dim=1))
     slot, seen = spec.slot("output"), _seen(spec, step)
     if seen and slot not in step.state and not step.flush_all:
         raise FlushRequired
@@ -145,7 +153,7 @@ def _frame(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
         step.compact.add(spec.trunk)
         return tokens
     step.compact.discard(spec.trunk)
-    return step.state[slot].clone()  # the caller may keep it; the buffer will change
+    return step.state.copy(slot)  # the caller may keep it; the buffer will change
 
 
 _GATINGS = {"operator": _operator, "block": _block, "frame": _frame}

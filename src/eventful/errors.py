@@ -61,3 +61,7 @@ class ParityError(EventfulError):
 
 class MissingDependencyError(EventfulError, ImportError):
     """An optional library is needed and not installed."""
+
+
+class BackendError(EventfulError):
+    """A forced backend does not exist or cannot serve a call."""

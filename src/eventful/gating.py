@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eventful import ops
+from eventful import ops, resident
 from eventful.errors import ConfigError, NonFiniteError
-from eventful.footprint import SAMPLE
-from eventful.policies import GateContext, running, select_by_stream
+from eventful.footprint import sample
+from eventful.policies import GateContext, refresh_period, running, select_by_stream
 from eventful.selection import Selection
 from eventful.spec import BlockSpec
 from eventful.step import Step
@@ -24,6 +24,8 @@ def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection
         The tokens to recompute. The reference u is updated for them, or for all tokens
         with `reference="previous"`.
     """
+    if step.resident is not None:
+        return resident.choose(step, spec, kind, current)
     gate = spec.gate_name(kind)
     leading = spec.first and kind in ("qkv", "block", "frame")
     errors: dict[float, Tensor] = {}
@@ -120,14 +122,10 @@ def _protected(step: Step, spec: BlockSpec, device: torch.device) -> Tensor | No
 
 
 def _due(step: Step, spec: BlockSpec, current: Tensor) -> Tensor | None:
-    """Round-robin refresh: in any `period` consecutive frames each token is due once.
-
-    A still video is dense again after depth + 1 rounds: one for each block's keys and values,
-    one for the output. The period is shortened so that they fit in depth * max_age frames.
-    """
+    """Tokens (B, N) whose turn to be refreshed it is; None without `max_age`."""
     if step.config.max_age is None:
         return None
-    period = max(1, spec.depth * step.config.max_age // (spec.depth + 1))
+    period = refresh_period(step.config.max_age, spec.depth)
 
     def make() -> Tensor:
         turn = (torch.tensor(step.state.frames, device=current.device) + 1) % period
@@ -135,14 +133,6 @@ def _due(step: Step, spec: BlockSpec, current: Tensor) -> Tensor | None:
 
     due: Tensor = step.shared(("due", period, current.shape[1]), make)
     return due
-
-
-def _sample(tokens: Tensor) -> Tensor:
-    """Every k-th token, evenly spread, at most SAMPLE of them."""
-    count = tokens.shape[1]
-    if count <= SAMPLE:
-        return tokens
-    return tokens[:, torch.arange(SAMPLE, device=tokens.device) * count // SAMPLE]
 
 
 def _wants_change(step: Step) -> list[bool]:
@@ -155,10 +145,10 @@ def _change(step: Step, gate: str, current: Tensor) -> Tensor | None:
         return None
     state, slot = step.state, f"{gate}/previous"
     # A policy assigned in mid-stream has no previous frame yet; the reference stands in.
-    before = _sample(state[f"{gate}/reference"])
+    before = sample(state[f"{gate}/reference"])
     if slot in state:
         before = torch.where(state[slot].isnan(), before, state[slot])
-    sampled = _sample(current)
+    sampled = sample(current)
     orders = [policy.order for policy in step.policies]
     norms = {order: ops.error_norm(sampled, before, order) for order in set(orders)}
     return torch.stack([norms[order][stream] for stream, order in enumerate(orders)])
@@ -174,8 +164,8 @@ def _remember(step: Step, gate: str, current: Tensor, selection: Selection) -> N
     if any(wanted) or f"{gate}/previous" in state:
         # A sample kept past the policy that wanted it would pass for the last frame later on.
         unwanted = ~torch.tensor(wanted, device=current.device)[:, None, None]
-        sample = _sample(current).masked_fill(unwanted, torch.nan)
-        state.fill(f"{gate}/previous", sample, owned=True)
+        kept = sample(current).masked_fill(unwanted, torch.nan)
+        state.fill(f"{gate}/previous", kept, owned=True)
     if step.config.max_age is not None:
         slot = f"{gate}/age"
         selected = selection.mask()

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from eventful import ops
 from eventful.errors import ConfigError
 from eventful.selection import Selection
 
@@ -92,26 +93,52 @@ def _check_fraction(name: str, value: float) -> None:
         )
 
 
-def select_top(error: Tensor, r: int, context: GateContext) -> Selection:
-    """The r largest errors, forced tokens counted toward r; r = 0 selects nothing at all."""
-    if r <= 0:
+@dataclass(frozen=True)
+class Dials:
+    """A policy as numbers: the tokens whose error is above a level, at most a cap, pass.
+
+    Forced tokens pass first and count toward the cap; all of them pass, unless the cap is 0.
+
+    Attributes:
+        level: of the error; NaN where it follows the noise.
+        cap: most tokens to pass.
+        noise: k, momentum and inertia of a level that follows the noise; None for a fixed one.
+    """
+
+    level: float
+    cap: int
+    noise: tuple[float, float, float] | None = None
+
+
+def dials_of(policy: Policy, tokens: int) -> Dials | None:
+    """A policy's dials for N tokens; None if it cannot be put into numbers."""
+    make = getattr(policy, "dials", None)
+    return None if make is None else make(tokens)
+
+
+def refresh_period(max_age: int, depth: int) -> int:
+    """Frames between two refreshes of a token: in that many consecutive frames each is due once.
+
+    A still video is dense again after depth + 1 rounds: one for each block's keys and values,
+    one for the output. The period is short enough that they fit in depth * max_age frames.
+    """
+    return max(1, depth * max_age // (depth + 1))
+
+
+def select_above(error: Tensor, level: float | Tensor, cap: int, context: GateContext) -> Selection:
+    """The tokens that `Dials` describes; `level` may differ by stream, (B,)."""
+    if cap <= 0:
         return Selection.nothing(error.shape[0], error.shape[1], error.device)
     forced = context.forced
-    if forced is None or r >= error.shape[1]:
-        return Selection.top(error, r)
-    count = forced.sum(dim=-1).clamp_min(min(r, error.shape[1]))
-    return Selection.top(error.masked_fill(forced, math.inf), count)
-
-
-def _select_above(
-    error: Tensor, level: Tensor | float, context: GateContext, limit: int | None
-) -> Selection:
-    mask = error > level
-    if limit is not None:
-        # Forced tokens do not compete for the ceiling: they are few, and a law of the stream.
-        mask &= Selection.top(error, limit).mask()
-    forced = context.forced
-    return Selection.from_mask(mask if forced is None else mask | forced)
+    if level == -math.inf if isinstance(level, float) else False:
+        if forced is None or cap >= error.shape[1]:
+            return Selection.top(error, cap)
+        count = forced.sum(dim=-1).clamp_min(cap)
+    else:
+        levels = torch.as_tensor(level, dtype=error.dtype, device=error.device).expand(len(error))
+        caps = torch.full((len(error),), min(cap, error.shape[1]), device=error.device)
+        count = ops.wanted_tokens(error, levels, caps, forced)
+    return Selection.top(error if forced is None else error.masked_fill(forced, math.inf), count)
 
 
 def running(before: Tensor | None, now: Tensor, momentum: float) -> Tensor:
@@ -138,7 +165,11 @@ class TopR:
 
     def select(self, error: Tensor, context: GateContext) -> Selection:
         """See `Policy`."""
-        return select_top(error, self.r, context)
+        return select_above(error, -math.inf, self.r, context)
+
+    def dials(self, tokens: int) -> Dials:
+        """See `Dials`."""
+        return Dials(-math.inf, min(self.r, tokens))
 
 
 @dataclass(frozen=True)
@@ -154,8 +185,12 @@ class TopFraction:
 
     def select(self, error: Tensor, context: GateContext) -> Selection:
         """See `Policy`."""
+        return select_above(error, -math.inf, self.dials(error.shape[-1]).cap, context)
+
+    def dials(self, tokens: int) -> Dials:
+        """See `Dials`."""
         # The nudge keeps 0.29 * 100 from being 28.999...: a float's floor is not the decimal's.
-        return select_top(error, int(self.fraction * error.shape[-1] + 1e-9), context)
+        return Dials(-math.inf, int(self.fraction * tokens + 1e-9))
 
 
 @dataclass(frozen=True)
@@ -189,7 +224,11 @@ class Threshold:
 
     def select(self, error: Tensor, context: GateContext) -> Selection:
         """See `Policy`."""
-        return _select_above(error, self.level(context), context, None)
+        return select_above(error, float(self.level(context)), error.shape[-1], context)
+
+    def dials(self, tokens: int) -> Dials | None:
+        """See `Dials`; thresholds by gate have none."""
+        return None if isinstance(self.h, Mapping) else Dials(float(self.h), tokens)
 
 
 @dataclass(frozen=True)
@@ -203,7 +242,7 @@ class NoiseThreshold:
 
     Attributes:
         k: threshold in units of the running median.
-        max_fraction: ceiling on the share of tokens selected for their error.
+        max_fraction: ceiling on the share of tokens selected, forced ones included.
         momentum: share of the old level kept at each frame while it falls.
         inertia: the same while it rises.
     """
@@ -228,8 +267,12 @@ class NoiseThreshold:
     def select(self, error: Tensor, context: GateContext) -> Selection:
         """See `Policy`."""
         level = self._track(context)
-        limit = math.ceil(self.max_fraction * error.shape[-1])
-        return _select_above(error, self.k * level[:, None], context, limit)
+        return select_above(error, self.k * level, self.dials(error.shape[-1]).cap, context)
+
+    def dials(self, tokens: int) -> Dials:
+        """See `Dials`."""
+        cap = math.ceil(self.max_fraction * tokens)
+        return Dials(math.nan, cap, (self.k, self.momentum, self.inertia))
 
     def _track(self, context: GateContext) -> Tensor:
         if context.change is None:
@@ -254,6 +297,10 @@ class Always:
     def select(self, error: Tensor, context: GateContext) -> Selection:
         """See `Policy`."""
         return Selection.everything(error.shape[0], error.shape[1], error.device)
+
+    def dials(self, tokens: int) -> Dials:
+        """See `Dials`."""
+        return Dials(-math.inf, tokens)
 
 
 _REGISTRY: dict[str, type[Any]] = {

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eventful import ops
+from eventful.spec import BlockSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +24,12 @@ class RelativePosition:
     rows: Tensor
     columns: Tensor
 
+    @classmethod
+    def of(cls, spec: BlockSpec, grid: tuple[int, int], pool: int = 1) -> RelativePosition:
+        """The vectors of a block's attention over a grid of queries, its keys pooled."""
+        assert spec.relative is not None
+        return cls(*(table.contiguous() for table in spec.relative(grid))).pooled(pool)
+
     def pooled(self, size: int) -> RelativePosition:
         """Average the key axis over cells of `size`, as the keys are."""
         if size == 1:
@@ -35,10 +42,14 @@ class RelativePosition:
 
         return RelativePosition(pool(self.rows), pool(self.columns))
 
+    def logits(self, q: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of queries (B, H, M, d) at grid places `index` (B or 1, M) in two parts."""
+        return ops.relative_logits(q, self.rows, self.columns, index)
+
     def bias(self, q: Tensor, index: Tensor) -> Tensor:
         """Bias (B, H, M, K) of queries (B, H, M, d) at grid places `index` (B or 1, M)."""
-        width = self.columns.shape[0]
-        return ops.relative_bias(q, self.rows[index // width], self.columns[index % width])
+        down, across = (part.transpose(1, 2) for part in self.logits(q, index))
+        return (down[..., :, None] + across[..., None, :]).flatten(-2)
 
     def bias_all(self, q: Tensor) -> Tensor:
         """Bias (B, H, N, K) of all queries in grid order, without a table per query."""

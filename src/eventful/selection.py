@@ -22,11 +22,15 @@ class Selection:
         index: (B, M) token indices, ascending among the valid ones.
         tokens: N.
         count: (B,) valid slots per stream; None when every slot of every row is valid.
+        places: (B, N) slot of each token, -1 for tokens not selected, where it is known.
+        whole: every token has a slot, in order, though the rows of some streams may not count.
     """
 
     index: Tensor
     tokens: int
     count: Tensor | None = None
+    places: Tensor | None = None
+    whole: bool = False
 
     @classmethod
     def everything(cls, batch: int, tokens: int, device: torch.device | str) -> Selection:
@@ -86,7 +90,7 @@ class Selection:
     @property
     def is_everything(self) -> bool:
         """Whether every token of every stream is selected, hence in order."""
-        return self.count is None and self.width == self.tokens
+        return self.whole or (self.count is None and self.width == self.tokens)
 
     @property
     def valid(self) -> Tensor | None:

@@ -87,6 +87,20 @@ class BlockSpec:
         )
 
 
+def is_layer_norm(norm: Any) -> bool:
+    """Whether a map is an ordinary layer norm over the channels, free of hooks.
+
+    Libraries derive classes of the same name that compute the same.
+    """
+    return (
+        isinstance(norm, nn.LayerNorm)
+        and type(norm).__name__ == "LayerNorm"
+        and len(norm.normalized_shape) == 1
+        and not norm._forward_hooks
+        and not norm._forward_pre_hooks
+    )
+
+
 def linear_cost(*modules: nn.Module | None) -> LinearCost:
     """Cost per token of every linear layer inside the given modules."""
     total = LinearCost()

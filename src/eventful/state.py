@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +24,10 @@ class StreamState:
     Attributes:
         tensors: by name.
         frames: per stream, steps since its last flush; -1 before the first frame.
+        slots: (B,) row of the tensors that belongs to each stream; None if row b does.
     """
+
+    slots: Tensor | None = None
 
     def __init__(self, streams: int = 1) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -39,6 +42,14 @@ class StreamState:
 
     def __len__(self) -> int:
         return len(self.frames)
+
+    def raw(self, name: str) -> Tensor:
+        """A tensor with one row per slot, for operations that take `slots`."""
+        return self.tensors[name]
+
+    def copy(self, name: str) -> Tensor:
+        """A tensor that later writes do not change."""
+        return self.tensors[name].clone()
 
     @property
     def nbytes(self) -> int:
@@ -62,6 +73,11 @@ class StreamState:
             old = old.clone() if selection.is_everything else old
             self._remember(lambda: selection.scatter_(target, old, dim))
         selection.scatter_(target, rows.detach(), dim)
+
+    def write_all(self, rows: Mapping[str, Tensor], selection: Selection) -> None:
+        """Write the selected tokens of several buffers."""
+        for name, values in rows.items():
+            self.write(name, selection, values)
 
     def memory(self, gate: str) -> dict[str, Tensor]:
         """What the policies keep at a gate."""
@@ -95,7 +111,7 @@ class StreamState:
     def add_row(self) -> int:
         """Room for one more stream, which will flush on its first frame; returns its row."""
         for name, tensor in self.tensors.items():
-            row = torch.full_like(tensor[:1], _blank(name))
+            row = torch.full_like(tensor[:1], blank(name))
             self.tensors[name] = torch.cat([tensor, row])
         self.frames.append(-1)
         return len(self.frames) - 1
@@ -137,11 +153,11 @@ class StreamState:
             if name not in self.tensors:
                 shape = (len(self), *value.shape[1:])
                 self.tensors[name] = torch.full(
-                    shape, _blank(name), dtype=value.dtype, device=value.device
+                    shape, blank(name), dtype=value.dtype, device=value.device
                 )
             self.tensors[name][list(rows)] = value
         for name in self.tensors.keys() - part.tensors.keys():
-            self.tensors[name][list(rows)] = _blank(name)
+            self.tensors[name][list(rows)] = blank(name)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> None:
         """Replace every tensor, e.g. to move the state to another device."""
@@ -174,6 +190,6 @@ def _optional(name: str) -> bool:
     return any(mark in name for mark in OPTIONAL)
 
 
-def _blank(name: str) -> float:
+def blank(name: str) -> float:
     """What stands where a stream has no value: NaN where that can be told, else zero."""
     return math.nan if _optional(name) else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -139,6 +139,77 @@ class StepRecord:
         return total
 
 
+def join_records(parts: list[StepRecord], places: Tensor) -> StepRecord:
+    """The records of passes over some streams each as one; `places` puts the streams in order."""
+
+    def join(values: list[Tensor]) -> Tensor:
+        return torch.cat(values).index_select(0, places)
+
+    def join_maps(values: list[Tensor | None]) -> Tensor | None:
+        like = next((value for value in values if value is not None), None)
+        if like is None:
+            return None
+        # A pass that flushed has no errors: not a number.
+        sizes = [len(part.flushed) for part in parts]
+        return join(
+            [
+                like.new_full((size, *like.shape[1:]), torch.nan) if value is None else value
+                for value, size in zip(values, sizes, strict=True)
+            ]
+        )
+
+    first = parts[0]
+    flushed = [flag for part in parts for flag in part.flushed]
+    gates = {
+        name: GateRecord(
+            join([part.gates[name].counts for part in parts]),
+            join_maps([part.gates[name].error for part in parts]),
+            join_maps([part.gates[name].mask for part in parts]),
+        )
+        for name in first.gates
+    }
+    blocks = {
+        name: BlockRecord(
+            block.shape,
+            {key: join([part.blocks[name].work[key] for part in parts]) for key in block.work},
+        )
+        for name, block in first.blocks.items()
+    }
+    gated = next((p.frame_gates for p in parts if p.frame_gates), [])
+    return replace(
+        first,
+        flushed=[flushed[i] for i in places.tolist()],
+        gates=gates,
+        blocks=blocks,
+        frame_gates=gated,
+    )
+
+
+@dataclass
+class Resident:
+    """The parts of a step that lives on the device whole, as tensors there.
+
+    Attributes:
+        width: slots of every selection, M.
+        turn: (B,) frames since each stream's last flush, this one included.
+        level, cap: (B,) of each stream's policy, see `ops.PickRule`.
+        noise: (4, B) k, momentum, inertia and whether it counts, of policies that follow the
+            noise; None if no stream has one.
+        report: (B, 3) int32, see `ops.pick`.
+        sound: (B,) whether all outputs were finite; set by the last block.
+        gated: called once the report is complete, before the blocks run.
+    """
+
+    width: int
+    turn: Tensor
+    level: Tensor
+    cap: Tensor
+    noise: Tensor | None
+    report: Tensor
+    sound: Tensor
+    gated: Callable[[], None] = lambda: None
+
+
 @dataclass
 class Step:
     """One step of B streams.
@@ -154,6 +225,8 @@ class Step:
         selections: the frame gate's choice by trunk, for gating `frame`.
         compact: trunks whose blocks now pass only the selected tokens on.
         cache: values shared by the blocks of one step, e.g. the tokens due for a refresh.
+        constants: values that depend on the weights alone, kept from step to step.
+        resident: what a step needs that runs without asking the host; None for one that may ask.
     """
 
     config: Config
@@ -166,6 +239,8 @@ class Step:
     selections: dict[str, Selection] = field(default_factory=dict)
     compact: set[str] = field(default_factory=set)
     cache: dict[Any, Any] = field(default_factory=dict)
+    constants: dict[Any, Any] = field(default_factory=dict)
+    resident: Resident | None = None
 
     def __post_init__(self) -> None:
         self.record = StepRecord(self.config, self.flushing, self.layouts)
@@ -193,6 +268,12 @@ class Step:
         if key not in self.cache:
             self.cache[key] = make()
         return self.cache[key]
+
+    def constant(self, key: Any, make: Callable[[], Any]) -> Any:
+        """A value computed once for these weights."""
+        if key not in self.constants:
+            self.constants[key] = make()
+        return self.constants[key]
 
     def record_gate(self, name: str, selection: Selection, error: Tensor | None) -> None:
         """Note what a gate let through."""

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eventful import residence
 from eventful.adapters.base import Session
+from eventful.calls import Call
 from eventful.config import Config
 from eventful.conversion import find_session
 from eventful.errors import (
@@ -24,9 +26,12 @@ from eventful.errors import (
     TrainingModeError,
     UnsupportedError,
 )
+from eventful.layout import TokenLayout
 from eventful.policies import Policy
+from eventful.slots import SlotState
 from eventful.state import StreamState
 from eventful.step import FlushRequired, Step, StepRecord
+from eventful.tenancy import Check, Tenancy, hooked, residence_of
 from eventful.weights import WeightGuard
 
 # What frames must have in common: shape, dtype, device, and the dtype of autocast ('' without).
@@ -36,7 +41,7 @@ Signature = tuple[tuple[int, ...], torch.dtype, torch.device, str]
 class Stepper:
     """Owns the state of some streams and runs steps that either happen whole or not at all."""
 
-    def __init__(self, model: nn.Module, *, maps: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, maps: bool = False, check: Check = "async") -> None:
         session = find_session(model)
         if session is None:
             raise ConfigError(
@@ -45,11 +50,15 @@ class Stepper:
         self.model = model
         self.config: Config = session.config
         self.maps = maps
+        self.check: Check = check
         self.last: StepRecord | None = None
         self._session: Session = session
         self._state = StreamState(0)
         self._signature: Signature | None = None
         self._weights = WeightGuard(session)
+        self._constants: dict[Any, Any] = {}
+        self._tenancy: Tenancy | None = None
+        self._described = ""  # the frame being stepped, for messages
         self._busy = threading.Lock()
 
     @property
@@ -60,24 +69,41 @@ class Stepper:
     def reset(self) -> None:
         """Forget everything; the next frame may have another size, and flushes."""
         with self._alone():
+            self._tenancy = None
             self._clear()
             self._signature = None
             self._weights.drop()
+            self._constants.clear()
             self.last = None
 
     def _clear(self) -> None:
+        if isinstance(self._state, SlotState):  # the next frame may belong elsewhere
+            self._state = StreamState(len(self._state))
         self._state.clear()
 
     def to(self, device: torch.device | str) -> Any:
         """Move the state to another device, after moving the model there."""
         with self._alone():
             self._weights.forget()
+            self._constants.clear()
+            self._settle()
+            self._move_out()
             self._state.map(lambda tensor: tensor.to(device))
             if self._signature is not None:
                 shape, dtype, _, autocast = self._signature
                 probe = torch.empty(0, device=device)
                 self._signature = (shape, dtype, probe.device, autocast)
         return self
+
+    def _settle(self) -> None:
+        """Read what a step still in flight has to tell."""
+        if isinstance(self._state, SlotState) and self._tenancy is not None:
+            self._tenancy.settle(self._state)
+
+    def _plain(self) -> StreamState:
+        """The state as tensors of its own."""
+        self._settle()
+        return self._state.move_out() if isinstance(self._state, SlotState) else self._state
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -93,50 +119,117 @@ class Stepper:
         finally:
             self._busy.release()
 
-    def _run(
-        self,
-        rows: Sequence[int],
-        policies: Sequence[Policy | None],
-        frame: Tensor,
-        forward: Callable[[], Any],
-    ) -> Any:
+    def _run(self, rows: Sequence[int], policies: Sequence[Policy | None], call: Call) -> Any:
         """Step the streams in `rows`; on any exception the state is as it was."""
-        self._check_call(frame)
+        if isinstance(self._state, SlotState):
+            self._tenancy_of(call.frame).settle(self._state)
+        self._check_call(call.frame)
+        self._described = _describe(_signature(call.frame))
         weights = self._weights.check()
         ready = _policies_set(policies)
-        state = self._state.take(rows)
-        try:
-            result, record = self._attempt(state, ready, frame, forward, everything=False)
-        except FlushRequired:
-            result, record = self._attempt(state, ready, frame, forward, everything=True)
-        self._state.put(rows, state)
-        self._signature = _signature(frame)
+        if self._lodge(call.frame, ready):
+            result, record = self._resident_step(rows, ready, call, weights)
+        else:
+            result, record = self._plain_step(rows, ready, call)
+        self._signature = _signature(call.frame)
         self._weights.remember(weights)
         self.last = record
+        if isinstance(self._state, SlotState):
+            self._tenancy_of(call.frame).settle_now(self._state)
         return result
 
-    def _attempt(
-        self,
-        state: StreamState,
-        policies: list[Policy],
-        frame: Tensor,
-        forward: Callable[[], Any],
-        *,
-        everything: bool,
+    def _lodge(self, frame: Tensor, policies: list[Policy]) -> bool:
+        """Have the state where the step wants it: in slots if it can be resident, else not."""
+        reason = residence.why_not(self.config, policies, frame.device)
+        if reason is None and len(self._session.trunks) > 1:
+            reason = "the model has several trunks"
+        if reason is None and not isinstance(self._state, SlotState):
+            self._state = self._tenancy_of(frame).move_in(self._state)
+        elif reason is not None:
+            self._move_out()
+        return reason is None
+
+    def _move_out(self) -> None:
+        if isinstance(self._state, SlotState):
+            self._state = self._state.move_out()
+        self._tenancy = None
+
+    def _tenancy_of(self, frame: Tensor) -> Tenancy:
+        if self._tenancy is None:
+            key = batched(_signature(frame), None)
+            home = residence_of(self._session.residences, key, self.config)
+            depth = sum(len(blocks) for blocks in self._session.blocks.values())
+            self._tenancy = Tenancy(home, depth, self.check)
+        return self._tenancy
+
+    def _resident_step(
+        self, rows: Sequence[int], policies: list[Policy], call: Call, weights: Any
     ) -> tuple[Any, StepRecord]:
-        layouts = {
+        tenancy = self._tenancy_of(call.frame)
+        tenancy.residence.use_weights(weights)
+        state = self._state.take(rows)
+        assert isinstance(state, SlotState)
+        clock = _start_clock(call.frame.device)
+        try:
+            result, record = tenancy.step(
+                call, state, policies, self._layouts(call.frame), self._launch,
+                maps=self.maps, capture=not hooked(list(self.model.modules())),
+            )  # fmt: skip
+        except BaseException:
+            state.rollback()
+            self._state.put(rows, state)
+            raise
+        self._state.put(rows, state)
+        record.clock = clock()
+        return result, record
+
+    def _plain_step(
+        self, rows: Sequence[int], policies: list[Policy], call: Call
+    ) -> tuple[Any, StepRecord]:
+        _check_finite(call.frame)
+        state = self._state.take(rows)
+        try:
+            result, record = self._attempt(state, policies, call, everything=False)
+        except FlushRequired:
+            result, record = self._attempt(state, policies, call, everything=True)
+        self._state.put(rows, state)
+        return result, record
+
+    def _layouts(self, frame: Tensor) -> dict[str, TokenLayout]:
+        return {
             name: adapter.layout(trunk, (frame.shape[-2], frame.shape[-1]))
             for name, (trunk, adapter) in self._session.trunks.items()
         }
+
+    def _attempt(
+        self, state: StreamState, policies: list[Policy], call: Call, *, everything: bool
+    ) -> tuple[Any, StepRecord]:
+        flushing = [everything or frames < 0 for frames in state.frames]
+        step = Step(
+            self.config, state, policies, flushing, self._layouts(call.frame), self.maps,
+            constants=self._constants,
+        )  # fmt: skip
+        clock = _start_clock(call.frame.device)
+        state.begin()
+        try:
+            result = self._launch(step, call.run)
+        except BaseException:
+            state.rollback()
+            raise
+        state.frames = [
+            0 if flush else n + 1 for flush, n in zip(step.flushing, state.frames, strict=True)
+        ]
+        state.commit()
+        step.record.clock = clock()
+        return result, step.record
+
+    def _launch(self, step: Step, forward: Callable[[], Any]) -> Any:
+        """Run a forward call as a step."""
         if self._session.step is not None:
             raise ConcurrentUseError(
                 "A stream of this model is in the middle of a step, and something in the model "
                 "stepped another. Step it after the first has returned."
             )
-        flushing = [everything or frames < 0 for frames in state.frames]
-        step = Step(self.config, state, policies, flushing, layouts, self.maps)
-        clock = _start_clock(frame.device)
-        state.begin()
         self._session.step = step
         try:
             with torch.no_grad():
@@ -146,22 +239,16 @@ class Stepper:
                     "The call reached no converted block. Call the part of the model that holds "
                     "them, e.g. stream.call('forward_features', frame)."
                 )
+            return result
         except BaseException as error:
-            state.rollback()
             if step.record.gates or self._signature is not None or not _foreign(error):
                 raise
             # The first frame, and not even its tokens were made: the frame does not suit the model.
             raise FrameError(
-                f"The model cannot take this frame, {_describe(_signature(frame))}: {error}"
+                f"The model cannot take this frame, {self._described}: {error}"
             ) from error
         finally:
             self._session.step = None
-        state.frames = [
-            0 if flush else n + 1 for flush, n in zip(step.flushing, state.frames, strict=True)
-        ]
-        state.commit()
-        step.record.clock = clock()
-        return result, step.record
 
     def _expected(self, frame: Tensor) -> Signature | None:
         """What the frame must be like; None before the first."""
@@ -191,11 +278,14 @@ class Stepper:
                 f"{_describe(_signature(frame))}. Convert the frame, or start over with "
                 "stream.reset()."
             )
-        if frame.is_floating_point() and not torch.isfinite(frame).all():
-            raise NonFiniteError(
-                "The frame contains NaN or Inf. It was not used and the stream is as it was; go on "
-                "with the next good frame."
-            )
+
+
+def _check_finite(frame: Tensor) -> None:
+    if frame.is_floating_point() and not torch.isfinite(frame).all():
+        raise NonFiniteError(
+            "The frame contains NaN or Inf. It was not used and the stream is as it was; go on "
+            "with the next good frame."
+        )
 
 
 def find_frame(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

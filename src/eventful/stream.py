@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from eventful.calls import Call
 from eventful.policies import Policy
 from eventful.snapshot import Snapshot, read_snapshot, write_snapshot
 from eventful.state import StreamState
 from eventful.stepper import Stepper, checked_policy, find_frame, refuse_attentions
+from eventful.tenancy import Check
 
 
 class Stream(Stepper):
@@ -24,12 +26,19 @@ class Stream(Stepper):
         model: converted, or a model with a converted part.
         policy: overrides the config's; may be assigned between frames at any time.
         maps: keep error maps and update masks in `last`.
+        check: on a GPU a frame that is not finite is told of at the next step; `sync` waits
+            for each step and tells at once, as it is on a CPU.
     """
 
     def __init__(
-        self, model: nn.Module, policy: Policy | None = None, *, maps: bool = False
+        self,
+        model: nn.Module,
+        policy: Policy | None = None,
+        *,
+        maps: bool = False,
+        check: Check = "async",
     ) -> None:
-        super().__init__(model, maps=maps)
+        super().__init__(model, maps=maps, check=check)
         self._policy = checked_policy(policy) if policy is not None else self.config.policy
 
     @property
@@ -50,15 +59,13 @@ class Stream(Stepper):
         with self._alone():
             frame = find_frame(self.model, args, kwargs)
             refuse_attentions(self.model, kwargs)
-            target = self.model if method == "forward" else getattr(self.model, method)
+            call = Call(self.model, method, args, kwargs, frame)
             streams = len(self._state) or frame.shape[0]
             fresh = len(self._state) == 0
             if fresh:
                 self._state = StreamState(streams)
             try:
-                return self._run(
-                    range(streams), [self._policy] * streams, frame, lambda: target(*args, **kwargs)
-                )
+                return self._run(range(streams), [self._policy] * streams, call)
             except BaseException:
                 if fresh:
                     self._state = StreamState(0)
@@ -70,12 +77,13 @@ class Stream(Stepper):
     def flush(self) -> None:
         """Recompute everything at the next frame, which must be like those before."""
         with self._alone():
+            self._settle()
             self._state.frames = [-1] * len(self._state)
 
     def snapshot(self, path: str | Path | None = None) -> bytes:
         """All that shapes the next frame, as safetensors; written to `path` if given."""
         with self._alone():
-            content = Snapshot(self._state, [self._policy] * len(self._state), self._signature)
+            content = Snapshot(self._plain(), [self._policy] * len(self._state), self._signature)
             return write_snapshot(self._session, content, path)
 
     @classmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,40 +16,6 @@ from eventful.step import Step
 
 
 @dataclass(frozen=True, eq=False)
-class WindowMap:
-    """Where the tokens of a grid lie in non-overlapping windows padded at the bottom right.
-
-    Attributes:
-        members: (W, S) token in each place of each window; N where there is none.
-        window_of: (N,) window of each token.
-        place_of: (N,) place of each token in its window.
-    """
-
-    members: Tensor
-    window_of: Tensor
-    place_of: Tensor
-
-    @property
-    def padded(self) -> bool:
-        """Whether some windows reach over the border."""
-        return self.members.numel() > self.window_of.numel()
-
-
-@lru_cache(maxsize=64)
-def window_map(grid: tuple[int, int], window: tuple[int, int], device: torch.device) -> WindowMap:
-    """The map for one grid, computed once."""
-    (height, width), (tall, wide) = grid, window
-    across = -(-width // wide)
-    y = torch.arange(height, device=device)[:, None].expand(height, width).flatten()
-    x = torch.arange(width, device=device)[None, :].expand(height, width).flatten()
-    window_of = (y // tall) * across + x // wide
-    place_of = (y % tall) * wide + x % wide
-    members = torch.full((-(-height // tall) * across, tall * wide), height * width, device=device)
-    members[window_of, place_of] = torch.arange(height * width, device=device)
-    return WindowMap(members, window_of, place_of)
-
-
-@dataclass(frozen=True, eq=False)
 class WindowedAttention:
     """Attention inside windows, for one block of one step.
 
@@ -59,26 +24,33 @@ class WindowedAttention:
     """
 
     spec: BlockSpec
-    map: WindowMap
+    windows: ops.WindowGrid
+    map: ops.WindowMap
     relative: RelativePosition | None
     pad: tuple[Tensor, Tensor, Tensor] | None
 
     @classmethod
-    def of(
-        cls, spec: BlockSpec, grid: tuple[int, int], like: Tensor, positions: Any
-    ) -> WindowedAttention:
+    def of(cls, step: Step, spec: BlockSpec, like: Tensor, positions: Any) -> WindowedAttention:
         """Prepare for tokens like `like` (B, M, D)."""
+        made: WindowedAttention = step.constant(
+            (spec.name, "windows"), lambda: cls._make(step, spec, like, positions)
+        )
+        return made
+
+    @classmethod
+    def _make(cls, step: Step, spec: BlockSpec, like: Tensor, positions: Any) -> WindowedAttention:
         assert spec.window is not None
-        places = window_map(grid, spec.window, like.device)
+        grid = step.layouts[spec.trunk].grid
+        windows = ops.WindowGrid(grid, spec.window)
         pad = None
-        if places.padded:
+        if windows.padded:
             # The models this serves pad after the layer norm, so a padding token is qkv(0).
             zero = like.new_zeros(1, 1, spec.dim)
             pad = spec.qkv(
                 zero, torch.zeros(1, 1, dtype=torch.int64, device=like.device), positions
             )
-        relative = None if spec.relative is None else RelativePosition(*spec.relative(spec.window))
-        return cls(spec, places, relative, pad)
+        relative = None if spec.relative is None else RelativePosition.of(spec, spec.window)
+        return cls(spec, windows, ops.window_map(windows, like.device), relative, pad)
 
     def all_queries(self, q: Tensor, k: Tensor, v: Tensor, touched: Tensor, out: Tensor) -> Tensor:
         """Recompute every query of the windows in `touched` (B, W).
@@ -103,35 +75,20 @@ class WindowedAttention:
         out[stream[:, None].expand_as(index)[real], index[real]] = result[real].to(out.dtype)
         return out
 
-    def selected_queries(self, q: Tensor, k: Tensor, v: Tensor, selection: Selection) -> Tensor:
-        """Attention of the selected queries (B, M, H*d) over their windows in K, V (B, N, H*d)."""
-        batch, count, width = q.shape
-        if count == 0:
-            return q
-        windows = self.map.members.shape[0]
-        token = selection.index.flatten()
-        stream = torch.arange(batch, device=q.device).repeat_interleave(count)
-        home, group, size = torch.unique(
-            stream * windows + self.map.window_of[token], return_inverse=True, return_counts=True
-        )
-        order = group.argsort(stable=True)
-        rank = torch.empty_like(group)
-        rank[order] = (
-            torch.arange(len(group), device=q.device) - (size.cumsum(0) - size)[group[order]]
-        )
-        queries = q.new_zeros(len(home), int(size.max()), width)
-        queries[group, rank] = q.reshape(-1, width)
-        stream_of, window_of = home // windows, home % windows
-        qh = ops.split_heads(queries, self.spec.heads)
-        kh = ops.split_heads(self._windows(k, stream_of, window_of, 1), self.spec.heads)
-        vh = ops.split_heads(self._windows(v, stream_of, window_of, 2), self.spec.heads)
-        bias = None
+    def selected_queries(
+        self, q: Tensor, k: Tensor, v: Tensor, selection: Selection, slots: Tensor | None = None
+    ) -> Tensor:
+        """Attention of the selected queries (B, M, H*d) over their windows in K, V (S, N, H*d)."""
+        qh, kh, vh = (ops.split_heads(part, self.spec.heads) for part in (q, k, v))
+        parts = None
         if self.relative is not None:
-            place = torch.zeros(queries.shape[:2], dtype=torch.int64, device=q.device)
-            place[group, rank] = self.map.place_of[token]
-            bias = self.relative.bias(qh, place)
-        result = ops.join_heads(ops.attend(qh, kh, vh, self.spec.scale, bias))
-        return result[group, rank].view(batch, count, width)
+            parts = self.relative.logits(qh, self.map.place_of[selection.index])
+        pad = None if self.pad is None else (self.pad[1].flatten(), self.pad[2].flatten())
+        out = ops.attend_windows(
+            qh, kh, vh, self.spec.scale, self.windows, selection.index, parts, pad, slots,
+            selection.places,
+        )  # fmt: skip
+        return ops.join_heads(out)
 
     def touched(self, selection: Selection) -> Tensor:
         """(B, W) windows that hold a selected token."""
@@ -143,6 +100,10 @@ class WindowedAttention:
         )
         selected = selection.mask().to(torch.int64)
         return mask.index_add_(1, self.map.window_of, selected) > 0
+
+    def count(self, selection: Selection) -> Tensor:
+        """(B,) windows that hold a selected token."""
+        return self.touched(selection).sum(dim=1)
 
     def _windows(self, tokens: Tensor, stream: Tensor, window: Tensor, part: int) -> Tensor:
         """Tokens (T, S, H*d) of T windows, padding tokens filled in; `part` 0, 1, 2 = q, k, v."""
@@ -157,7 +118,6 @@ class WindowedAttention:
 def update_windows(
     step: Step,
     spec: BlockSpec,
-    grid: tuple[int, int],
     selection: Selection,
     qkv: tuple[Tensor, Tensor, Tensor],
     positions: Any,
@@ -168,26 +128,22 @@ def update_windows(
         (B, N, H*d), and the number of windows computed per stream (B,).
     """
     state, config = step.state, step.config
-    attention = WindowedAttention.of(spec, grid, qkv[0], positions)
-    count = torch.full((selection.batch,), attention.map.members.shape[0], device=qkv[0].device)
-    selective = config.windows == "touched" and not step.flush_all
-    touched = attention.touched(selection)
+    attention = WindowedAttention.of(step, spec, qkv[0], positions)
     if config.attention == "query" and config.windows == "touched":
-        state.write(spec.slot("key"), selection, qkv[1])
-        state.write(spec.slot("value"), selection, qkv[2])
-        rows = attention.selected_queries(
-            qkv[0], state[spec.slot("key")], state[spec.slot("value")], selection
-        )
+        state.write_all({spec.slot("key"): qkv[1], spec.slot("value"): qkv[2]}, selection)
+        k, v = (state.raw(spec.slot(name)) for name in ("key", "value"))
+        rows = attention.selected_queries(qkv[0], k, v, selection, state.slots)
         state.write(spec.slot("attended"), selection, rows)
-        return state[spec.slot("attended")], touched.sum(dim=1)
+        return state[spec.slot("attended")], attention.count(selection)
     for name, part in zip(("query", "key", "value"), qkv, strict=True):
         state.write(spec.slot(name), selection, part)
     q, k, v = (state[spec.slot(name)] for name in ("query", "key", "value"))
-    if not selective:
-        out = attention.all_queries(q, k, v, torch.ones_like(touched), torch.empty_like(q))
+    if config.windows == "touched" and not step.flush_all:
+        touched, before = attention.touched(selection), state[spec.slot("attended")]
     else:
-        out = attention.all_queries(q, k, v, touched, state[spec.slot("attended")])
-        count = touched.sum(dim=1)
+        shape = (selection.batch, attention.windows.count)
+        touched, before = q.new_ones(shape, dtype=torch.bool), torch.empty_like(q)
+    out = attention.all_queries(q, k, v, touched, before)
     if config.windows == "touched":
         state.fill(spec.slot("attended"), out, owned=True)
-    return out, count
+    return out, touched.sum(dim=1)

@@ -32,6 +32,7 @@ class Session:
         loads: state dicts loaded into the trunks since conversion.
         placed: instance attributes set on modules, with what they replaced, for `restore`.
         handles: hooks to be removed with them.
+        residences: where steps on a device keep memory and recorded work, by kind of frame.
     """
 
     config: Config
@@ -40,6 +41,7 @@ class Session:
     loads: int = 0
     placed: list[tuple[nn.Module, str, dict[str, Any]]] = field(default_factory=list, repr=False)
     handles: list[Any] = field(default_factory=list, repr=False)
+    residences: dict[Any, Any] = field(default_factory=dict, repr=False)
     _running: Any = field(default_factory=threading.local, repr=False)
 
     @property
@@ -60,7 +62,7 @@ class Session:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles of a model start outside any step."""
-        return {**self.__dict__, "_running": None}
+        return {**self.__dict__, "_running": None, "residences": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

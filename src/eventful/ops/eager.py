@@ -7,13 +7,102 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eventful.ops import reference
+from eventful.ops.reference import (
+    WindowGrid,
+    add_norm,
+    error_norm,
+    pick,
+    relative_logits,
+    window_map,
+    write_rows_,
+)
+
+__all__ = [
+    "add_norm",
+    "attend",
+    "attend_partial",
+    "attend_windows",
+    "error_norm",
+    "pick",
+    "relative_logits",
+    "write_rows_",
+]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
-    """Attention of (B, H, M, d) queries over (B, H, K, d) keys through SDPA."""
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    relative: tuple[Tensor, Tensor] | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:
+    """See `reference.attend`; through SDPA."""
     if 0 in q.shape:  # some fused kernels crash on nothing to do
         return q.new_zeros(*q.shape[:-1], v.shape[-1])
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+    mask = reference.whole_bias(bias, relative)
+    k, v = reference.held(k, slots), reference.held(v, slots)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+
+
+def attend_windows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    windows: WindowGrid,
+    index: Tensor,
+    relative: tuple[Tensor, Tensor] | None = None,
+    pad: tuple[Tensor, Tensor] | None = None,
+    slots: Tensor | None = None,
+    places: Tensor | None = None,
+) -> Tensor:
+    """See `reference.attend_windows`; one padded batch of the windows that hold a query."""
+    batch, heads, count, width = q.shape
+    if count == 0:
+        return q
+    k, v = reference.held(k, slots), reference.held(v, slots)
+    spots = window_map(windows, q.device)
+    token = index.flatten()
+    stream = torch.arange(batch, device=q.device).repeat_interleave(count)
+    home, group, size = torch.unique(
+        stream * windows.count + spots.window_of[token], return_inverse=True, return_counts=True
+    )
+    order = group.argsort(stable=True)
+    rank = torch.empty_like(group)
+    rank[order] = torch.arange(len(group), device=q.device) - (size.cumsum(0) - size)[group[order]]
+    most = int(size.max())
+    queries = q.new_zeros(len(home), most, heads, width)
+    queries[group, rank] = q.transpose(1, 2).reshape(-1, heads, width)
+    stream_of, window_of = home // windows.count, home % windows.count
+    members = spots.members[window_of]  # (T, S)
+    inside = members < windows.grid[0] * windows.grid[1]
+
+    def taken(source: Tensor, filler: Tensor | None) -> Tensor:
+        """(T, S, H, d)."""
+        last = source.shape[2] - 1
+        part = source.transpose(1, 2)[stream_of[:, None], members.clamp_max(last)]
+        if filler is not None:
+            part = torch.where(
+                inside[..., None, None], part, filler.to(part.dtype).view(heads, width)
+            )
+        return part
+
+    bias = None
+    if relative is not None:
+        parts = [part.new_zeros(len(home), most, *part.shape[2:]) for part in relative]
+        for into, part in zip(parts, relative, strict=True):
+            into[group, rank] = part.flatten(0, 1)
+        bias = reference.whole_bias(None, (parts[0], parts[1]))
+    result = F.scaled_dot_product_attention(
+        queries.transpose(1, 2),
+        taken(k, pad and pad[0]).transpose(1, 2),
+        taken(v, pad and pad[1]).transpose(1, 2),
+        attn_mask=bias,
+        scale=scale,
+    )
+    return result.transpose(1, 2)[group, rank].view(batch, count, heads, width).transpose(1, 2)
 
 
 def attend_partial(

@@ -1,0 +1,120 @@
+"""Triton kernels for CUDA devices: what stock operators do badly on a few tokens of many.
+
+Under TRITON_INTERPRET=1 they run on the CPU too, slowly, for tests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from eventful.ops.triton.attention import attend, relative_logits
+from eventful.ops.triton.gates import MOST_TOKENS, error_norm, pick
+from eventful.ops.triton.rows import add_norm, write_rows_
+from eventful.ops.triton.windows import attend_windows
+
+__all__ = [
+    "add_norm",
+    "attend",
+    "attend_windows",
+    "error_norm",
+    "pick",
+    "refuse",
+    "relative_logits",
+    "write_rows_",
+]
+
+_KINDS = (torch.float32, torch.bfloat16, torch.float16)
+_WIDEST = 8192
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def refuse(operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> str | None:
+    """Why a call cannot be served; None if it can."""
+    tensors = [value for value in _flat((*args, *kwargs.values())) if isinstance(value, Tensor)]
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    if any(tensor.device.type != "cuda" for tensor in tensors) and not interpreted():
+        return "its tensors are not on a CUDA device"
+    odd = next((t.dtype for t in floats if t.dtype not in _KINDS), None)
+    if odd is not None:
+        return f"it has no kernels for {odd}"
+    if interpreted() and any(t.dtype is torch.bfloat16 for t in floats):
+        return "the interpreter's bf16 products are wrong"
+    if any(t.dim() and t.shape[-1] > 1 and t.stride(-1) != 1 for t in floats):
+        return "a tensor's last axis is not contiguous"
+    check = _CHECKS.get(operation)
+    return None if check is None else check(*args, **kwargs)
+
+
+def _flat(values: tuple[object, ...]) -> list[object]:
+    found: list[object] = []
+    for value in values:
+        found += _flat(value) if isinstance(value, tuple) else [value]
+    return found
+
+
+def _error_norm(
+    current: Tensor, reference: Tensor, order: float, slots: object = None
+) -> str | None:
+    if order != 2:
+        return f"it has the L2 norm only, not order {order:g}"
+    return None if current.shape[-1] <= _WIDEST else f"tokens are wider than {_WIDEST}"
+
+
+def _pick(error: Tensor, *rest: object, **named: object) -> str | None:
+    if not error.is_contiguous():
+        return "the errors are not contiguous"
+    most = error.shape[-1] <= MOST_TOKENS
+    return None if most else f"more than {MOST_TOKENS} tokens do not fit one program"
+
+
+def _add_norm(tokens: Tensor, update: Tensor, *rest: object, **named: object) -> str | None:
+    if not (tokens.is_contiguous() and update.is_contiguous()):
+        return "the tokens are not contiguous"
+    if torch.promote_types(tokens.dtype, update.dtype) != tokens.dtype:
+        return "the sum has another dtype than the tokens"
+    return None if tokens.shape[-1] <= _WIDEST else f"tokens are wider than {_WIDEST}"
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    relative: tuple[Tensor, Tensor] | None = None,
+    slots: Tensor | None = None,
+) -> str | None:
+    if bias is not None:
+        return "it takes relative position in two parts, not a dense bias"
+    if not q.dtype == k.dtype == v.dtype:
+        return "queries, keys and values differ in dtype"
+    if 0 in q.shape or 0 in k.shape:
+        return "there is nothing to attend"
+    if q.shape[-1] > 256:
+        return "heads are wider than 256"
+    if relative is not None and relative[1].shape[-1] > 128:
+        return "the key grid is wider than 128"
+    return None
+
+
+def _attend_windows(q: Tensor, k: Tensor, v: Tensor, *rest: object, **named: object) -> str | None:
+    if not q.dtype == k.dtype == v.dtype:
+        return "queries, keys and values differ in dtype"
+    return None if q.shape[-1] <= 256 else "heads are wider than 256"
+
+
+_CHECKS: dict[str, Callable[..., str | None]] = {
+    "error_norm": _error_norm,
+    "pick": _pick,
+    "add_norm": _add_norm,
+    "attend": _attend,
+    "attend_windows": _attend_windows,
+}

@@ -1,0 +1,314 @@
+"""Attention of a few queries over many buffered keys, split over the keys to fill the device."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _attend(
+    q, k, v, down, across, slots, out, lse,
+    queries, keys, key_width, heads, scale,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
+    TILES: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr,
+    K: tl.constexpr, SPLIT: tl.constexpr, RELATIVE: tl.constexpr, ROW_PAD: tl.constexpr,
+    EVEN: tl.constexpr, HAS_SLOTS: tl.constexpr, WITH_LSE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    pair = tl.program_id(1)
+    part = tl.program_id(2)
+    stream = (pair // heads).to(tl.int64)
+    head = (pair % heads).to(tl.int64)
+    slot = tl.load(slots + stream).to(tl.int64) if HAS_SLOTS else stream
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    d = tl.arange(0, HEAD_PAD)
+    real = m < queries
+    fits = d < HEAD
+    at = (
+        q + stream * stride_qb + head * stride_qh + m[:, None].to(tl.int64) * stride_qm + d[None, :]
+    )
+    if HEAD == HEAD_PAD:
+        rows = tl.load(at, mask=real[:, None], other=0.0)
+    else:
+        rows = tl.load(at, mask=real[:, None] & fits[None, :], other=0.0)
+    k += slot * stride_kb + head * stride_kh
+    v += slot * stride_vb + head * stride_vh
+
+    lane = tl.arange(0, K)
+    if RELATIVE:  # a tile holds whole rows of the key grid, each padded to ROW_PAD
+        height = keys // key_width
+        column = lane % ROW_PAD
+        place = (stream * queries + m.to(tl.int64)) * heads + head
+        aside = tl.load(
+            across + place[:, None] * key_width + column[None, :],
+            mask=real[:, None] & (column < key_width)[None, :], other=0.0,
+        )  # fmt: skip
+
+    top = tl.full([M], -float("inf"), dtype=tl.float32)
+    weight = tl.zeros([M], dtype=tl.float32)
+    total = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
+    for step in range(TILES):  # the first holds a key in any case, so `top` is finite after it
+        tile = part * TILES + step
+        if RELATIVE:
+            line = tile * (K // ROW_PAD) + lane // ROW_PAD
+            n = line * key_width + column
+            valid = (column < key_width) & (line < height)
+        else:
+            n = tile * K + lane
+            valid = n < keys
+        if EVEN and HEAD == HEAD_PAD:
+            kt = tl.load(k + n[None, :] * stride_kn + d[:, None])
+        else:
+            kt = tl.load(
+                k + n[None, :] * stride_kn + d[:, None],
+                mask=valid[None, :] & fits[:, None], other=0.0,
+            )  # fmt: skip
+        score = tl.dot(rows, kt, input_precision=PRECISION) * (scale * 1.4426950408889634)
+        if RELATIVE:
+            if K == ROW_PAD:
+                below = tl.load(
+                    down + place * height + tile, mask=real & (tile < height), other=0.0
+                )
+                score += (aside.to(tl.float32) + below.to(tl.float32)[:, None]) * 1.4426950408889634
+            else:
+                below = tl.load(
+                    down + place[:, None] * height + line[None, :],
+                    mask=real[:, None] & (line < height)[None, :], other=0.0,
+                )  # fmt: skip
+                score += (aside.to(tl.float32) + below.to(tl.float32)) * 1.4426950408889634
+        if not EVEN:
+            score = tl.where(valid[None, :], score, -float("inf"))
+        higher = tl.maximum(top, tl.max(score, axis=1))
+        share = tl.exp2(score - higher[:, None])
+        shrink = tl.exp2(top - higher)
+        weight = weight * shrink + tl.sum(share, axis=1)
+        total = total * shrink[:, None]
+        if EVEN and HEAD == HEAD_PAD:
+            values = tl.load(v + n[:, None] * stride_vn + d[None, :])
+        else:
+            values = tl.load(
+                v + n[:, None] * stride_vn + d[None, :],
+                mask=valid[:, None] & fits[None, :], other=0.0,
+            )  # fmt: skip
+        total = tl.dot(share.to(values.dtype), values, total, input_precision=PRECISION)
+        top = higher
+
+    total = total / weight[:, None]
+    found = top + tl.log2(weight)
+    keep = real[:, None] & fits[None, :]
+    if SPLIT:
+        place = ((part.to(tl.int64) * tl.num_programs(1) // heads + stream) * queries + m) * heads
+        place = place + head
+        tl.store(out + place[:, None] * HEAD + d[None, :], total, mask=keep)
+        tl.store(lse + place, found, mask=real)
+    else:
+        at = out + stream * stride_ob + head * stride_oh + m[:, None].to(tl.int64) * stride_om
+        tl.store(at + d[None, :], total.to(out.dtype.element_ty), mask=keep)
+        if WITH_LSE:
+            place = (stream * queries + m) * heads + head
+            tl.store(lse + place, found / 1.4426950408889634, mask=real)
+
+
+@triton.jit
+def _combine(
+    parts, part_lse, out, lse, rows, heads,
+    PARTS: tl.constexpr, HEADS_PAD: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr,
+    WITH_LSE: tl.constexpr,
+):  # fmt: skip
+    """Weigh the partial attentions of one query, all heads, by their log-sum-exp."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, HEADS_PAD)
+    d = tl.arange(0, HEAD_PAD)
+    real = head < heads
+    keep = real[:, None] & (d < HEAD)[None, :]
+    top = tl.full([HEADS_PAD], -float("inf"), dtype=tl.float32)
+    for part in tl.static_range(PARTS):
+        at = (part * rows + row) * heads + head
+        top = tl.maximum(top, tl.load(part_lse + at, mask=real, other=0.0))
+    total = tl.zeros([HEADS_PAD, HEAD_PAD], dtype=tl.float32)
+    weight = tl.zeros([HEADS_PAD], dtype=tl.float32)
+    for part in tl.static_range(PARTS):
+        at = (part * rows + row) * heads + head
+        share = tl.exp2(tl.load(part_lse + at, mask=real, other=0.0) - top)
+        weight += share
+        total += share[:, None] * tl.load(
+            parts + at[:, None] * HEAD + d[None, :], mask=keep, other=0.0
+        )
+    total = total / weight[:, None]
+    at = (row * heads + head)[:, None] * HEAD + d[None, :]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=keep)
+    if WITH_LSE:
+        found = (top + tl.log2(weight)) / 1.4426950408889634
+        tl.store(lse + row * heads + head, found, mask=real)
+
+
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 4  # the interpreter: enough to take the split path in tests
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def shape_of(queries: int, tiles: int, pairs: int, device: torch.device) -> tuple[int, int]:
+    """Queries per program and number of splits, to have three programs per multiprocessor."""
+    rows = 64 if queries > 16 else 16
+    programs = triton.cdiv(queries, rows) * pairs
+    splits = max(1, round(3 * _multiprocessors(device) / programs))
+    return rows, min(splits, tiles, 16)
+
+
+def run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    relative: tuple[Tensor, Tensor] | None,
+    slots: Tensor | None,
+    *,
+    with_lse: bool,
+    splits: int | None = None,
+    rows: int | None = None,
+    lanes: int = 64,
+    warps: int | None = None,
+    stages: int = 3,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention output (B, M, H, d) and log-sum-exp (B, M, H)."""
+    batch, heads, queries, head = q.shape
+    keys = k.shape[2]
+    row_pad, key_width = 1, 1
+    even = keys % lanes == 0
+    if relative is not None:
+        height, key_width = relative[0].shape[-1], relative[1].shape[-1]
+        row_pad = max(16, triton.next_power_of_2(key_width))
+        lanes = max(lanes, row_pad)
+        even = key_width == row_pad and height % (lanes // row_pad) == 0
+        tiles = triton.cdiv(height, lanes // row_pad)
+    else:
+        tiles = triton.cdiv(keys, lanes)
+    auto_rows, auto_splits = shape_of(queries, tiles, batch * heads, q.device)
+    rows, splits = rows or auto_rows, splits or auto_splits
+    per_split = triton.cdiv(tiles, splits)
+    splits = triton.cdiv(tiles, per_split)
+    even = even and tiles == splits * per_split
+    kind = torch.float32 if with_lse else q.dtype
+    out = torch.empty(batch, queries, heads, head, dtype=kind, device=q.device)
+    lse = (
+        torch.empty(batch, queries, heads, dtype=torch.float32, device=q.device)
+        if with_lse else None
+    )  # fmt: skip
+    split = splits > 1
+    if split:
+        target = torch.empty(
+            splits, batch, queries, heads, head, dtype=torch.float32, device=q.device
+        )
+        target_lse = torch.empty(
+            splits, batch, queries, heads, dtype=torch.float32, device=q.device
+        )
+    else:
+        target, target_lse = out, (lse if lse is not None else out)
+    pad = max(16, triton.next_power_of_2(head))
+    _attend[(triton.cdiv(queries, rows), batch * heads, splits)](
+        q, k, v,
+        q if relative is None else relative[0], q if relative is None else relative[1],
+        q if slots is None else slots, target, target_lse,
+        queries, keys, key_width, heads, scale,
+        q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
+        v.stride(0), v.stride(1), v.stride(2),
+        out.stride(0), out.stride(2), out.stride(1),
+        TILES=per_split, HEAD=head, HEAD_PAD=pad, M=rows, K=lanes,
+        SPLIT=split, RELATIVE=relative is not None, ROW_PAD=row_pad, EVEN=even,
+        HAS_SLOTS=slots is not None, WITH_LSE=with_lse, PRECISION=precision(q.dtype),
+        num_warps=warps or (4 if rows <= 64 else 8), num_stages=stages,
+    )  # fmt: skip
+    if split:
+        _combine[(batch * queries,)](
+            target, target_lse, out, target_lse if lse is None else lse, batch * queries, heads,
+            PARTS=splits, HEADS_PAD=triton.next_power_of_2(heads), HEAD=head, HEAD_PAD=pad,
+            WITH_LSE=with_lse, num_warps=4,
+        )  # fmt: skip
+    return out, lse
+
+
+def precision(dtype: torch.dtype) -> str:
+    """How products of fp32 numbers are formed: as they are, unless the user allows TF32."""
+    if dtype != torch.float32:
+        return "tf32"  # ignored for half precision
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    relative: tuple[Tensor, Tensor] | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:
+    """See `reference.attend`; no dense bias."""
+    return run(q, k, v, scale, relative, slots, with_lse=False)[0].transpose(1, 2)
+
+
+@triton.jit
+def _relative_logits(
+    q, rows, columns, index, down, across,
+    heads, queries, grid_width, stride_qb, stride_qh, stride_qm,
+    KEY_HEIGHT: tl.constexpr, KEY_WIDTH: tl.constexpr, HEIGHT_PAD: tl.constexpr,
+    WIDTH_PAD: tl.constexpr, HEADS_PAD: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    m = tl.program_id(0).to(tl.int64)
+    stream = tl.program_id(1).to(tl.int64)
+    token = tl.load(index + stream * queries + m)
+    head = tl.arange(0, HEADS_PAD)
+    d = tl.arange(0, HEAD_PAD)
+    fits = d < HEAD
+    query = tl.load(
+        q + stream * stride_qb + m * stride_qm + head[:, None] * stride_qh + d[None, :],
+        mask=(head < heads)[:, None] & fits[None, :], other=0.0,
+    )  # fmt: skip
+    place = (stream * queries + m) * heads + head
+    line = tl.arange(0, HEIGHT_PAD)
+    vectors = tl.load(
+        rows + ((token // grid_width) * KEY_HEIGHT + line[None, :]) * HEAD + d[:, None],
+        mask=(line < KEY_HEIGHT)[None, :] & fits[:, None], other=0.0,
+    ).to(query.dtype)  # fmt: skip
+    found = tl.dot(query, vectors, input_precision=PRECISION)
+    tl.store(
+        down + place[:, None] * KEY_HEIGHT + line[None, :], found.to(down.dtype.element_ty),
+        mask=(head < heads)[:, None] & (line < KEY_HEIGHT)[None, :],
+    )  # fmt: skip
+    line = tl.arange(0, WIDTH_PAD)
+    vectors = tl.load(
+        columns + ((token % grid_width) * KEY_WIDTH + line[None, :]) * HEAD + d[:, None],
+        mask=(line < KEY_WIDTH)[None, :] & fits[:, None], other=0.0,
+    ).to(query.dtype)  # fmt: skip
+    found = tl.dot(query, vectors, input_precision=PRECISION)
+    tl.store(
+        across + place[:, None] * KEY_WIDTH + line[None, :], found.to(across.dtype.element_ty),
+        mask=(head < heads)[:, None] & (line < KEY_WIDTH)[None, :],
+    )  # fmt: skip
+
+
+def relative_logits(
+    q: Tensor, rows: Tensor, columns: Tensor, index: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See `reference.relative_logits`."""
+    batch, heads, queries, head = q.shape
+    key_height, key_width = rows.shape[1], columns.shape[1]
+    down = torch.empty(batch, queries, heads, key_height, dtype=q.dtype, device=q.device)
+    across = torch.empty(batch, queries, heads, key_width, dtype=q.dtype, device=q.device)
+    if queries:
+        _relative_logits[(queries, batch)](
+            q, rows.contiguous(), columns.contiguous(), index.expand(batch, -1).contiguous(),
+            down, across, heads, queries, columns.shape[0], q.stride(0), q.stride(1), q.stride(2),
+            KEY_HEIGHT=key_height, KEY_WIDTH=key_width,
+            HEIGHT_PAD=max(16, triton.next_power_of_2(key_height)),
+            WIDTH_PAD=max(16, triton.next_power_of_2(key_width)),
+            HEADS_PAD=max(16, triton.next_power_of_2(heads)), HEAD=head,
+            HEAD_PAD=max(16, triton.next_power_of_2(head)), PRECISION=precision(q.dtype),
+            num_warps=4,
+        )  # fmt: skip
+    return down, across

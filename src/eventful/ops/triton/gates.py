@@ -1,0 +1,164 @@
+"""Gates on the device: error norms, and the choice of tokens without asking the host.
+
+Choosing the largest r of N needs no sort: a token's rank is the number of tokens ahead of it,
+and N^2 comparisons spread over the device take less time than any search that runs in steps.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from eventful.ops.reference import Picked, PickRule
+
+MOST_TOKENS = 32768
+
+
+@triton.jit
+def _error_norm(
+    current, reference, slots, out,
+    tokens, width, stride_cb, stride_cn, stride_rb, stride_rn,
+    HAS_SLOTS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    stream = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    slot = tl.load(slots + stream).to(tl.int64) if HAS_SLOTS else stream
+    inside = (row < tokens)[:, None] & (column < width)[None, :]
+    a = tl.load(
+        current + stream * stride_cb + row[:, None] * stride_cn + column[None, :],
+        mask=inside, other=0.0,
+    ).to(tl.float32)  # fmt: skip
+    b = tl.load(
+        reference + slot * stride_rb + row[:, None] * stride_rn + column[None, :],
+        mask=inside, other=0.0,
+    ).to(tl.float32)  # fmt: skip
+    error = a - b
+    norm = tl.sqrt(tl.sum(error * error, axis=1))
+    tl.store(out + stream * tokens + row, norm, mask=row < tokens)
+
+
+def error_norm(
+    current: Tensor, reference: Tensor, order: float, slots: Tensor | None = None
+) -> Tensor:
+    """See `reference.error_norm`; order 2."""
+    batch, tokens, width = current.shape
+    out = torch.empty(batch, tokens, dtype=torch.float32, device=current.device)
+    rows = 4
+    _error_norm[(triton.cdiv(tokens, rows), batch)](
+        current, reference, current if slots is None else slots, out,
+        tokens, width, *current.stride()[:2], *reference.stride()[:2],
+        HAS_SLOTS=slots is not None, ROWS=rows, WIDTH=triton.next_power_of_2(width), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _pick(
+    errors, levels, caps, turns, slots, scenes, index, counts, places, report,
+    tokens, width, prefix, suffix, period, cut_factor, cut_fraction, cut_momentum,
+    LEADING: tl.constexpr, SCENE: tl.constexpr, HAS_SLOTS: tl.constexpr, TILES: tl.constexpr,
+    OWN: tl.constexpr, OTHER: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    stream = tl.program_id(1)
+    slot = tl.load(slots + stream) if HAS_SLOTS else stream
+    level = tl.load(levels + stream)
+    cap = tl.load(caps + stream)
+    turn = tl.load(turns + stream).to(tl.int32) if period > 0 else 0
+    before = tl.load(scenes + slot) if SCENE else 0.0
+    errors += stream * tokens
+
+    i = tl.program_id(0) * OWN + tl.arange(0, OWN)
+    mine = tl.load(errors + i, mask=i < tokens, other=0.0)
+    my_raw = mine.to(tl.int32, bitcast=True)  # errors are not negative: their bits order as they do
+    my_key = tl.where(_forced(i, tokens, prefix, suffix, period, turn), 0x7FFFFFFF, my_raw)
+
+    rank = tl.zeros([OWN], dtype=tl.int32)
+    raw_rank = tl.zeros([OWN], dtype=tl.int32)
+    bad = tl.zeros([OTHER], dtype=tl.int32)
+    above = tl.zeros([OTHER], dtype=tl.int32)
+    least = tl.zeros([OTHER], dtype=tl.int32)
+    far = tl.zeros([OTHER], dtype=tl.int32)
+    for tile in range(TILES):
+        j = tile * OTHER + tl.arange(0, OTHER)
+        real = j < tokens
+        error = tl.load(errors + j, mask=real, other=0.0)
+        forced = _forced(j, tokens, prefix, suffix, period, turn)
+        bad += ((error != error) | (error == float("inf"))).to(tl.int32)
+        above += (real & (forced | (error > level))).to(tl.int32)
+        least += forced.to(tl.int32)
+        raw = tl.where(real, error.to(tl.int32, bitcast=True), -1)
+        key = tl.where(forced, 0x7FFFFFFF, raw)
+        first = j[None, :] < i[:, None]
+        ahead = (key[None, :] > my_key[:, None]) | ((key[None, :] == my_key[:, None]) & first)
+        rank += tl.sum(ahead.to(tl.int32), axis=1)
+        if SCENE:
+            far += (real & (error > cut_factor * before)).to(tl.int32)
+            ahead = (raw[None, :] > my_raw[:, None]) | ((raw[None, :] == my_raw[:, None]) & first)
+            raw_rank += tl.sum(ahead.to(tl.int32), axis=1)
+
+    finite = tl.sum(bad, axis=0) == 0
+    wanted = tl.maximum(tl.sum(least, axis=0), tl.minimum(cap, tl.sum(above, axis=0)))
+    wanted = tl.where((cap > 0) & finite, wanted, 0).to(tl.int32)
+    count = tl.minimum(wanted, width)
+    chosen = (rank < count) & (i < tokens)
+    tl.store(index + stream * width + rank, i.to(tl.int64), mask=chosen)
+    tl.store(places + stream * tokens + i, tl.where(chosen, rank, -1), mask=i < tokens)
+    leads = tl.sum(((rank == 0) & (i < tokens)).to(tl.int32), axis=0) > 0
+    if leads | ((tl.program_id(0) == 0) & (count == 0)):  # who holds the first fills the padding
+        head = tl.sum(tl.where((rank == 0) & (i < tokens), i, 0), axis=0)
+        head = tl.where(count > 0, head, 0)
+        pad = tl.arange(0, WIDTH)
+        filler = tl.zeros([WIDTH], dtype=tl.int64) + head
+        tl.store(index + stream * width + pad, filler, mask=(pad >= count) & (pad < width))
+    if tl.program_id(0) == 0:
+        tl.store(counts + stream, count.to(tl.int64))
+        if LEADING:
+            tl.store(report + stream * 3, wanted)
+            tl.store(report + stream * 3 + 1, finite.to(tl.int32))
+            if not SCENE:
+                tl.store(report + stream * 3 + 2, 0)
+        else:
+            tl.atomic_max(report + stream * 3, wanted)
+    if SCENE:  # who holds the median moves the running level
+        middle = (raw_rank == tokens - (tokens - 1) // 2 - 1) & (i < tokens)
+        if tl.sum(middle.to(tl.int32), axis=0) > 0:
+            median = tl.sum(tl.where(middle, mine, 0.0), axis=0)
+            known = before == before
+            moved = median + cut_momentum * (before - median)
+            after = tl.where(known, moved, median)
+            tl.store(scenes + slot, tl.where(finite, after, before))
+            share = tl.sum(far, axis=0).to(tl.float32) / tokens
+            tl.store(report + stream * 3 + 2, (known & (share > cut_fraction)).to(tl.int32))
+
+
+@triton.jit
+def _forced(token, tokens, prefix, suffix, period, turn):
+    """Special tokens, and those whose turn to be refreshed it is."""
+    forced = (token < prefix) | (token >= tokens - suffix)
+    if period > 0:
+        forced = forced | (token % period == turn % period)
+    return forced & (token < tokens)
+
+
+def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
+    """See `reference.pick`."""
+    batch, tokens = error.shape
+    device = error.device
+    index = torch.empty(batch, width, dtype=torch.int64, device=device)
+    count = torch.empty(batch, dtype=torch.int64, device=device)
+    places = torch.empty(batch, tokens, dtype=torch.int32, device=device)
+    own, other = 32, 256
+    cut = rule.cut or (0.0, 0.0, 0.0)
+    _pick[(triton.cdiv(tokens, own), batch)](
+        error, rule.level, rule.cap, rule.turn if rule.turn is not None else count,
+        count if rule.slots is None else rule.slots, error if rule.scene is None else rule.scene,
+        index, count, places, report,
+        tokens, width, rule.prefix, rule.suffix, rule.period or 0, *cut,
+        LEADING=rule.leading, SCENE=rule.scene is not None, HAS_SLOTS=rule.slots is not None,
+        TILES=triton.cdiv(tokens, other), OWN=own, OTHER=other,
+        WIDTH=triton.next_power_of_2(max(width, 1)), num_warps=4,
+    )  # fmt: skip
+    return Picked(index, count, places)

@@ -1,0 +1,100 @@
+"""Row-wise kernels: writing buffered rows, and a residual sum with its layer norm."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _write_rows(
+    first, second, first_rows, second_rows, index, counts, slots,
+    width, stride_fb, stride_fn, stride_sb, stride_sn, stride_ab, stride_am, stride_bb, stride_bm,
+    slots_per_stream,
+    TWO: tl.constexpr, HAS_INDEX: tl.constexpr, HAS_COUNT: tl.constexpr, HAS_SLOTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    stream = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + stream).to(tl.int64) if HAS_SLOTS else stream
+    token = tl.load(index + stream * slots_per_stream + row) if HAS_INDEX else row
+    column = tl.arange(0, WIDTH)
+    inside = column < width
+    if HAS_COUNT:  # rows past the count are padding
+        inside = inside & (row < tl.load(counts + stream))
+    values = tl.load(first_rows + stream * stride_ab + row * stride_am + column, mask=inside)
+    tl.store(first + slot * stride_fb + token * stride_fn + column, values, mask=inside)
+    if TWO:
+        values = tl.load(second_rows + stream * stride_bb + row * stride_bm + column, mask=inside)
+        tl.store(second + slot * stride_sb + token * stride_sn + column, values, mask=inside)
+
+
+def write_rows_(
+    buffers: tuple[Tensor, ...],
+    rows: tuple[Tensor, ...],
+    index: Tensor | None,
+    count: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> None:
+    """See `reference.write_rows_`."""
+    if 0 in rows[0].shape:
+        return
+    for at in range(0, len(buffers), 2):
+        a, b = buffers[at], buffers[min(at + 1, len(buffers) - 1)]
+        x, y = rows[at], rows[min(at + 1, len(rows) - 1)]
+        batch, taken, width = x.shape
+        none = a  # any pointer will do for an argument that is not read
+        _write_rows[(taken, batch)](
+            a, b, x, y,
+            none if index is None else index, none if count is None else count,
+            none if slots is None else slots,
+            width, *a.stride()[:2], *b.stride()[:2], *x.stride()[:2], *y.stride()[:2], taken,
+            TWO=at + 1 < len(buffers), HAS_INDEX=index is not None, HAS_COUNT=count is not None,
+            HAS_SLOTS=slots is not None, WIDTH=triton.next_power_of_2(width),
+            num_warps=2 if width <= 1024 else 4,
+        )  # fmt: skip
+
+
+@triton.jit
+def _add_norm(
+    tokens, update, weight, bias, total, normed, width, eps,
+    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    inside = column < width
+    x = tl.load(tokens + row * width + column, mask=inside, other=0.0)
+    u = tl.load(update + row * width + column, mask=inside, other=0.0)
+    x = (x.to(tl.float32) + u.to(tl.float32)).to(total.dtype.element_ty)
+    tl.store(total + row * width + column, x, mask=inside)
+    x = x.to(tl.float32)
+    mean = tl.sum(x, axis=0) / width
+    centred = tl.where(inside, x - mean, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
+    y = centred * scale
+    if HAS_WEIGHT:
+        y = y * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        y = y + tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normed + row * width + column, y.to(normed.dtype.element_ty), mask=inside)
+
+
+def add_norm(
+    tokens: Tensor, update: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """See `reference.add_norm`."""
+    total, normed = torch.empty_like(tokens), torch.empty_like(tokens)
+    width = tokens.shape[-1]
+    rows = tokens.numel() // max(width, 1)
+    if rows == 0:
+        return total, normed
+    block = triton.next_power_of_2(width)
+    _add_norm[(rows,)](
+        tokens, update, tokens if weight is None else weight, tokens if bias is None else bias,
+        total, normed, width, eps,
+        HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, WIDTH=block,
+        num_warps=2 if block <= 1024 else 4,
+    )  # fmt: skip
+    return total, normed

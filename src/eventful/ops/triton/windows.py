@@ -1,0 +1,146 @@
+"""Attention inside windows for the selected queries alone, read straight from the buffers."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from eventful.ops.reference import WindowGrid
+from eventful.ops.triton.attention import precision
+
+
+@triton.jit
+def _attend_windows(
+    q, k, v, pad_k, pad_v, down, across, places, slots, out,
+    queries, heads, height, width, windows_across, q_tiles, scale,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
+    TALL: tl.constexpr, WIDE: tl.constexpr, ROW_PAD: tl.constexpr, TILES: tl.constexpr,
+    HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
+    RELATIVE: tl.constexpr, PADDED: tl.constexpr, HAS_SLOTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    window = tl.program_id(0) // q_tiles
+    tile = tl.program_id(0) % q_tiles
+    head = tl.program_id(1).to(tl.int64)
+    stream = tl.program_id(2).to(tl.int64)
+    slot = tl.load(slots + stream).to(tl.int64) if HAS_SLOTS else stream
+    top_y = (window // windows_across) * TALL
+    left_x = (window % windows_across) * WIDE
+
+    spot = tile * M + tl.arange(0, M)
+    y = top_y + spot // WIDE
+    x = left_x + spot % WIDE
+    inside = (spot < TALL * WIDE) & (y < height) & (x < width)
+    m = tl.load(places + stream * height * width + y * width + x, mask=inside, other=-1)
+    real = m >= 0
+    if tl.sum(real.to(tl.int32), axis=0) > 0:
+        m = tl.where(real, m, 0).to(tl.int64)
+        d = tl.arange(0, HEAD_PAD)
+        fits = d < HEAD
+        rows = tl.load(
+            q + stream * stride_qb + head * stride_qh + m[:, None] * stride_qm + d[None, :],
+            mask=real[:, None] & fits[None, :], other=0.0,
+        )  # fmt: skip
+        k += slot * stride_kb + head * stride_kh
+        v += slot * stride_vb + head * stride_vh
+        lane = tl.arange(0, K)
+        column = lane % ROW_PAD
+        place = (stream * queries + m) * heads + head
+        if RELATIVE:
+            aside = tl.load(
+                across + place[:, None] * WIDE + column[None, :],
+                mask=real[:, None] & (column < WIDE)[None, :], other=0.0,
+            ).to(tl.float32)  # fmt: skip
+        top = tl.full([M], -float("inf"), dtype=tl.float32)
+        weight = tl.zeros([M], dtype=tl.float32)
+        total = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
+        for step in range(TILES):
+            line = step * (K // ROW_PAD) + lane // ROW_PAD
+            valid = (column < WIDE) & (line < TALL)
+            ky, kx = top_y + line, left_x + column
+            held = valid & (ky < height) & (kx < width)
+            n = ky * width + kx
+            kt = tl.load(
+                k + n[None, :] * stride_kn + d[:, None],
+                mask=held[None, :] & fits[:, None], other=0.0,
+            )  # fmt: skip
+            values = tl.load(
+                v + n[:, None] * stride_vn + d[None, :],
+                mask=held[:, None] & fits[None, :], other=0.0,
+            )  # fmt: skip
+            if PADDED:  # places over the border hold the model's padding token
+                outside = valid & ~held
+                pk = tl.load(pad_k + head * HEAD + d, mask=fits, other=0.0)
+                pv = tl.load(pad_v + head * HEAD + d, mask=fits, other=0.0)
+                kt = tl.where(outside[None, :], pk[:, None], kt)
+                values = tl.where(outside[:, None], pv[None, :], values)
+            score = tl.dot(rows, kt, input_precision=PRECISION) * (scale * 1.4426950408889634)
+            if RELATIVE:
+                below = tl.load(
+                    down + place[:, None] * TALL + line[None, :],
+                    mask=real[:, None] & (line < TALL)[None, :], other=0.0,
+                ).to(tl.float32)  # fmt: skip
+                score += (aside + below) * 1.4426950408889634
+            score = tl.where(valid[None, :], score, -float("inf"))
+            higher = tl.maximum(top, tl.max(score, axis=1))
+            share = tl.exp2(score - higher[:, None])
+            shrink = tl.exp2(top - higher)
+            weight = weight * shrink + tl.sum(share, axis=1)
+            total = total * shrink[:, None]
+            total = tl.dot(share.to(values.dtype), values, total, input_precision=PRECISION)
+            top = higher
+        total = total / weight[:, None]
+        at = out + stream * stride_ob + head * stride_oh + m[:, None] * stride_om + d[None, :]
+        tl.store(at, total.to(out.dtype.element_ty), mask=real[:, None] & fits[None, :])
+
+
+def places_of(index: Tensor, tokens: int) -> Tensor:
+    """(B, N) first slot of `index` (B, M) that holds each token, -1 for tokens not in it."""
+    slot = torch.arange(index.shape[1], dtype=torch.int32, device=index.device).expand_as(index)
+    places = torch.full((len(index), tokens), -1, dtype=torch.int32, device=index.device)
+    return places.scatter_reduce_(1, index, slot, "amin", include_self=False)
+
+
+def attend_windows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    windows: WindowGrid,
+    index: Tensor,
+    relative: tuple[Tensor, Tensor] | None = None,
+    pad: tuple[Tensor, Tensor] | None = None,
+    slots: Tensor | None = None,
+    places: Tensor | None = None,
+) -> Tensor:
+    """See `reference.attend_windows`."""
+    if places is None:
+        places = places_of(index, k.shape[2])
+        out = attend_windows(q, k, v, scale, windows, index, relative, pad, slots, places)
+        twin = places.gather(1, index).long()[:, None, :, None]  # a padded slot equals its twin
+        return out.gather(2, twin.expand_as(out))
+    batch, heads, queries, head = q.shape
+    (height, width), (tall, wide) = windows.grid, windows.window
+    out = torch.zeros(batch, queries, heads, head, dtype=q.dtype, device=q.device)
+    if queries == 0:
+        return out.transpose(1, 2)
+    row_pad = triton.next_power_of_2(wide)
+    lanes = max(64, row_pad)
+    rows = 64 if tall * wide > 32 else 16
+    q_tiles = triton.cdiv(tall * wide, rows)
+    down, across = relative or (q, q)
+    pad_k, pad_v = pad or (q, q)
+    _attend_windows[(windows.count * q_tiles, heads, batch)](
+        q, k, v, pad_k, pad_v, down, across, places, q if slots is None else slots, out,
+        queries, heads, height, width, windows.across, q_tiles, scale,
+        q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
+        v.stride(0), v.stride(1), v.stride(2), out.stride(0), out.stride(2), out.stride(1),
+        TALL=tall, WIDE=wide, ROW_PAD=row_pad, TILES=triton.cdiv(tall, lanes // row_pad),
+        HEAD=head, HEAD_PAD=max(16, triton.next_power_of_2(head)), M=rows, K=lanes,
+        RELATIVE=relative is not None, PADDED=pad is not None, HAS_SLOTS=slots is not None,
+        PRECISION=precision(q.dtype), num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out.transpose(1, 2)

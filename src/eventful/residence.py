@@ -1,0 +1,331 @@
+"""Steps that live on the device: slots for the memory, recorded work for every shape of step.
+
+A step of B streams with M slots to each selection always launches the same kernels on the
+same addresses: frames, dials and the numbers of the streams' slots are copied to fixed places
+first. On CUDA it is recorded on its second use as two graphs, one up to the choice of tokens
+and one for the rest, so that the host learns what was chosen while the blocks still run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from eventful import ops
+from eventful.calls import Call
+from eventful.config import Config
+from eventful.layout import TokenLayout
+from eventful.policies import Dials, Policy, dials_of, refresh_period
+from eventful.slots import SlotPool, SlotState
+from eventful.step import BlockRecord, GateRecord, Resident, Step, StepRecord
+
+Launch = Callable[[Step, Callable[[], Any]], Any]  # runs a forward call as a step
+
+DEVICES = {"cuda"}  # where steps are resident
+_MARGIN = 1.25  # room for more tokens than the last frame wanted
+_FIRST_SHARE = 0.25  # of the tokens, before a threshold's first count is known
+
+
+def why_not(config: Config, policies: Sequence[Policy], device: torch.device) -> str | None:
+    """Why a step cannot be resident; None if it can."""
+    if device.type not in DEVICES:
+        return f"steps on {device.type} ask the host"
+    if (config.gating, config.attention, config.reference) != ("frame", "query", "update"):
+        return "only gating='frame' has kernels for every part of a step"
+    if config.pool != 1:
+        return "keys are pooled"
+    if any(policy.order != 2 or dials_of(policy, 1) is None for policy in policies):
+        return "a policy cannot be put into numbers"
+    forced = ops.forced_backend()
+    if device.type == "cuda" and forced not in (None, "triton"):
+        return f"backend {forced!r} is forced"
+    if device.type == "cuda":
+        return ops.why_not(
+            "triton", "attend_windows", *[torch.empty(1, 1, 1, 1, device=device)] * 3
+        )
+    return None
+
+
+def bucket(count: int, tokens: int) -> int:
+    """The number of slots that serves `count` tokens: few different ones, little padding."""
+    step = 8 if tokens < 512 else 64 if count <= 1024 else 256 if count <= 4096 else 1024
+    return min(tokens, max(step, -(-count // step) * step))
+
+
+@dataclass
+class _Work:
+    """The fixed places of one shape of step, and its recording once there is one."""
+
+    frame: Tensor
+    whole: Tensor  # (3, B) slot, turn, cap
+    real: Tensor  # (5, B) level, k, momentum, inertia, follows the noise
+    report: Tensor
+    sound: Tensor
+    uses: int = 0
+    refused: bool = False
+    graphs: tuple[Any, Any] | None = None
+    result: Any = None
+    record: StepRecord | None = None
+    numbers: Tensor | None = None  # every count of the record in one tensor
+    counts: list[Tensor] = field(default_factory=list)  # those of the recorded step
+
+
+class Residence:
+    """The slots and the recorded work of one model, for frames of one shape, dtype and device."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.pool = SlotPool()
+        self.constants: dict[Any, Any] = {}
+        self._works: dict[Hashable, _Work] = {}
+        self._generation = 0
+        self._weights: Any = None
+        self._memory: Any = None
+        self._side: Any = None
+        self._last_stream: Any = None
+        self._one = threading.Lock()  # threads share the fixed places
+
+    def use_weights(self, stamp: Any) -> None:
+        """Forget what was made for other weights."""
+        if stamp != self._weights:
+            self._weights = stamp
+            self.constants.clear()
+            self._works.clear()
+
+    def width(self, dials: Sequence[Dials], wanted: Sequence[int | None], layout: TokenLayout,
+              depth: int) -> int:  # fmt: skip
+        """Slots for the selections of a step.
+
+        Args:
+            wanted: tokens each stream wanted at its last step; None if it has not told.
+        """
+        tokens, age = layout.tokens, self.config.max_age
+        forced = layout.prefix + layout.suffix if self.config.protect else 0
+        if age is not None:
+            forced += -(-tokens // refresh_period(age, depth))
+        need = 1
+        for dial, last in zip(dials, wanted, strict=True):
+            most = dial.cap
+            if dial.level != -math.inf:
+                guess = tokens * _FIRST_SHARE if last is None else last * _MARGIN
+                most = min(most, math.ceil(guess))
+            need = max(need, max(most, forced) if dial.cap else 1)
+        return bucket(min(need, tokens), tokens)
+
+    def step(
+        self,
+        call: Call,
+        state: SlotState,
+        dials: list[Dials],
+        policies: list[Policy],
+        layouts: dict[str, TokenLayout],
+        width: int,
+        launch: Launch,
+        *,
+        flush: bool,
+        maps: bool,
+        capture: bool,
+    ) -> tuple[Any, StepRecord, tuple[Tensor, Tensor], tuple[Any, Any]]:
+        """Run one step of the streams in `state`.
+
+        Returns:
+            The model's output, the record, the report and soundness as they arrive on the
+            host, and the events after which each of the two is there.
+        """
+        with self._one:
+            self._follow_stream(call.frame.device)
+            return self._step(
+                call, state, dials, policies, layouts, width, launch,
+                flush=flush, maps=maps, capture=capture,
+            )  # fmt: skip
+
+    def _follow_stream(self, device: torch.device) -> None:
+        """Steps queued on different CUDA streams come one after another all the same."""
+        if device.type == "cuda":
+            stream = torch.cuda.current_stream(device)
+            if self._last_stream is not None and stream != self._last_stream:
+                stream.wait_stream(self._last_stream)
+            self._last_stream = stream
+
+    def _step(
+        self,
+        call: Call,
+        state: SlotState,
+        dials: list[Dials],
+        policies: list[Policy],
+        layouts: dict[str, TokenLayout],
+        width: int,
+        launch: Launch,
+        *,
+        flush: bool,
+        maps: bool,
+        capture: bool,
+    ) -> tuple[Any, StepRecord, tuple[Tensor, Tensor], tuple[Any, Any]]:
+        if self.pool.generation != self._generation:
+            self._works.clear()
+            self._generation = self.pool.generation
+        noisy = any(dial.noise is not None for dial in dials)
+        same = call.key()
+        key = (len(state), width, flush, noisy, maps, same, _autocast(call.frame.device))
+        work = self._works.get(key) or _places(call.frame, len(state))
+        if same is not None:
+            self._works[key] = work
+        work.frame.copy_(call.frame, non_blocking=True)
+        self._set_dials(work, state, dials)
+        work.uses += 1
+        cuda = call.frame.is_cuda
+
+        def fresh() -> Step:
+            state.slots, state.good = work.whole[0], None
+            resident = Resident(
+                width, work.whole[1], work.real[0], work.whole[2],
+                work.real[1:] if noisy else None, work.report, work.sound,
+            )  # fmt: skip
+            return Step(
+                self.config, state, policies, [flush] * len(state), layouts, maps,
+                constants=self.constants, resident=resident,
+            )  # fmt: skip
+
+        told: list[Any] = []
+        host = (
+            torch.empty(work.report.shape, dtype=torch.int32, pin_memory=cuda),
+            torch.empty(work.sound.shape, dtype=torch.bool, pin_memory=cuda),
+        )
+
+        def tell() -> None:
+            host[0].copy_(work.report, non_blocking=True)
+            told.append(_mark(cuda))
+
+        if cuda and capture and same is not None and not work.refused:
+            if work.graphs is None and work.uses > 1:
+                self._record(work, call, fresh(), launch)
+            if work.graphs is not None:
+                work.graphs[0].replay()
+                tell()
+                work.graphs[1].replay()
+                host[1].copy_(work.sound, non_blocking=True)
+                result = pytree.tree_map_only(Tensor, torch.clone, work.result)
+                return result, _record_of(work), host, (told[0], _mark(cuda))
+        step = fresh()
+        assert step.resident is not None
+        step.resident.gated = tell
+        result = launch(step, lambda: call.run(work.frame))
+        host[1].copy_(work.sound, non_blocking=True)
+        return result, step.record, host, (told[0] if told else None, _mark(cuda))
+
+    def _set_dials(self, work: _Work, state: SlotState, dials: list[Dials]) -> None:
+        whole = [state.rows, [n + 1 for n in state.frames], [d.cap for d in dials]]
+        noise = [d.noise or (0.0, 0.0, 0.0) for d in dials]
+        real = [
+            [d.level for d in dials],
+            *[[n[i] for n in noise] for i in range(3)],
+            [float(d.noise is not None) for d in dials],
+        ]
+        for place, numbers in ((work.whole, whole), (work.real, real)):
+            made = torch.tensor(numbers, dtype=place.dtype, pin_memory=place.is_cuda)
+            place.copy_(made, non_blocking=True)
+
+    def _record(self, work: _Work, call: Call, step: Step, launch: Launch) -> None:
+        """Record a step that ran before as two graphs; on failure it stays as it is."""
+        device = call.frame.device
+        if self._memory is None:
+            self._memory = torch.cuda.graph_pool_handle()
+            self._side = torch.cuda.Stream(device)
+        graphs = (torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
+        begun: list[Any] = []
+        assert step.resident is not None
+
+        def begin(graph: Any) -> None:
+            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+            begun.append(graph)
+
+        def switch() -> None:
+            begun.pop().capture_end()
+            begin(graphs[1])
+
+        step.resident.gated = switch
+        torch.cuda.synchronize(device)
+        try:
+            with torch.cuda.stream(self._side):
+                begin(graphs[0])
+                work.result = launch(step, lambda: call.run(work.frame))
+                work.record, work.counts = step.record, _counts(step.record)
+                work.numbers = torch.stack([count.long() for count in work.counts])
+                begun.pop().capture_end()
+            work.graphs = graphs
+        except Exception as error:
+            work.refused = True
+            for graph in begun:
+                with contextlib.suppress(Exception):
+                    graph.capture_end()
+            torch.cuda.synchronize(device)
+            warnings.warn(
+                "This model's step cannot be recorded as a CUDA graph, so every frame launches "
+                f"its kernels anew. {type(error).__name__}: {str(error)[:300]}",
+                stacklevel=2,
+            )
+
+
+def _places(frame: Tensor, batch: int) -> _Work:
+    def make(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=frame.device)
+
+    return _Work(
+        frame=torch.empty_like(frame, memory_format=torch.contiguous_format),
+        whole=make(3, batch, dtype=torch.int64),
+        real=make(5, batch, dtype=torch.float32),
+        report=make(batch, 3, dtype=torch.int32),
+        sound=make(batch, dtype=torch.bool),
+    )
+
+
+def _mark(cuda: bool) -> Any:
+    """An event on the current stream."""
+    if not cuda:
+        return None
+    event = torch.cuda.Event()
+    event.record()
+    return event
+
+
+def _autocast(device: torch.device) -> Hashable:
+    kind = device.type
+    on = torch.is_autocast_enabled(kind)
+    return (on, torch.get_autocast_dtype(kind)) if on else False
+
+
+def _counts(record: StepRecord) -> list[Tensor]:
+    """Every tensor of counts in a record, once."""
+    found = [gate.counts for gate in record.gates.values()]
+    found += [value for block in record.blocks.values() for value in block.work.values()]
+    return list({id(tensor): tensor for tensor in found}.values())
+
+
+def _record_of(work: _Work) -> StepRecord:
+    """The record of the step just replayed, in tensors of its own."""
+    assert work.record is not None
+    assert work.numbers is not None
+    numbers = work.numbers.clone()
+    row = {id(tensor): numbers[i] for i, tensor in enumerate(work.counts)}
+
+    def copied(value: Tensor | None) -> Tensor | None:
+        return None if value is None else value.clone()
+
+    gates = {
+        name: GateRecord(row[id(gate.counts)], copied(gate.error), copied(gate.mask))
+        for name, gate in work.record.gates.items()
+    }
+    blocks = {
+        name: BlockRecord(block.shape, {k: row[id(v)] for k, v in block.work.items()})
+        for name, block in work.record.blocks.items()
+    }
+    return replace(work.record, flushed=list(work.record.flushed), gates=gates, blocks=blocks)

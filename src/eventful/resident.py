@@ -1,0 +1,123 @@
+"""Gates of a step that never asks the host: counts, cuts and checks stay on the device.
+
+The choice is that of `gating`, expressed as numbers (`policies.Dials`): the tokens above a
+level, at most a cap, forced ones first. What the host has to know arrives one frame later.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eventful import ops
+from eventful.footprint import sample
+from eventful.policies import NoiseThreshold, memory_scope, refresh_period
+from eventful.selection import Selection
+from eventful.slots import SlotState
+from eventful.spec import BlockSpec
+from eventful.state import MEMORY
+from eventful.step import Resident, Step
+
+
+def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection:
+    """Pass tokens (B, N, D) through a gate; see `gating.choose`."""
+    assert step.resident is not None
+    assert isinstance(step.state, SlotState)
+    gate = spec.gate_name(kind)
+    leading = spec.first and kind in ("qkv", "block", "frame")
+    error = None
+    if step.flush_all:
+        selection = _everything(step, current, leading=leading)
+    else:
+        error = ops.error_norm(current, step.state.raw(f"{gate}/reference"), 2.0, step.state.slots)
+        selection = _select(step, spec, gate, current, error, leading=leading)
+    step.state.write(f"{gate}/reference", selection, selection.gather(current))
+    _remember(step, gate, current)
+    step.record_gate(gate, selection, error)
+    if leading:
+        step.resident.gated()
+    return selection
+
+
+def _everything(step: Step, current: Tensor, *, leading: bool) -> Selection:
+    """All tokens, of the streams whose frame is finite; none of the others."""
+    resident, state = _parts(step)
+    batch, tokens = current.shape[:2]
+    if leading:
+        finite = torch.isfinite(current).flatten(1).all(dim=1)
+        state.good = finite
+        resident.report[:, 0] = tokens
+        resident.report[:, 1] = finite
+        resident.report[:, 2] = 0
+    assert state.good is not None
+    index = torch.arange(tokens, device=current.device).expand(batch, tokens)
+    return Selection(index, tokens, state.good * tokens, whole=True)
+
+
+def _select(
+    step: Step, spec: BlockSpec, gate: str, current: Tensor, error: Tensor, *, leading: bool
+) -> Selection:
+    resident, state = _parts(step)
+    layout, config = step.layouts[spec.trunk], step.config
+    scene = None
+    if leading and config.scene_cut is not None:
+        state.ensure(f"{gate}/scene", error[:, 0])
+        scene = state.raw(f"{gate}/scene")
+    cut = config.scene_cut
+    rule = ops.PickRule(
+        level=_level(step, gate, current, error),
+        cap=resident.cap,
+        prefix=layout.prefix if config.protect else 0,
+        suffix=layout.suffix if config.protect else 0,
+        period=None if config.max_age is None else refresh_period(config.max_age, spec.depth),
+        turn=resident.turn,
+        leading=leading,
+        scene=scene,
+        cut=None if cut is None else (cut.factor, cut.fraction, cut.momentum),
+        slots=state.slots,
+    )
+    picked = ops.pick(error, rule, resident.width, resident.report)
+    if leading:
+        state.good = resident.report[:, 1] > 0
+    return Selection(picked.index, error.shape[1], picked.count, picked.places)
+
+
+def _level(step: Step, gate: str, current: Tensor, error: Tensor) -> Tensor:
+    """(B,) the level in force: the policy's own, or that of the noise where it follows it."""
+    resident, state = _parts(step)
+    if resident.noise is None:
+        return resident.level
+    k, momentum, inertia, follows = resident.noise
+    previous, slot = f"{gate}/previous", gate + MEMORY + memory_scope(NoiseThreshold()) + "level"
+    state.ensure(slot, error[:, 0])
+    now_sample = sample(current)
+    state.ensure(previous, now_sample)
+    kept, before = state[previous], state[slot]
+    kept = torch.where(kept.isnan(), sample(state[f"{gate}/reference"]), kept)
+    now = ops.error_norm(now_sample, kept, 2.0).median(dim=-1).values
+    kept_share = torch.where(now > before, inertia, momentum)
+    after = torch.where(before.isnan(), now, now + kept_share * (before - now))
+    sound = torch.isfinite(after) & (follows > 0)
+    state.fill(slot, torch.where(sound, after, before))
+    return torch.where(follows > 0, k * after, resident.level)
+
+
+def _remember(step: Step, gate: str, current: Tensor) -> None:
+    """The sample of this frame that the next one's noise is measured against."""
+    resident, state = _parts(step)
+    name = f"{gate}/previous"
+    if resident.noise is None and name not in state:
+        return
+    now = sample(current)
+    follows = None if resident.noise is None else resident.noise[3] > 0
+    if follows is None:
+        now = torch.full_like(now, torch.nan)
+    else:
+        now = torch.where(follows[:, None, None], now, torch.nan)
+    state.fill(name, now)
+
+
+def _parts(step: Step) -> tuple[Resident, SlotState]:
+    assert step.resident is not None
+    assert isinstance(step.state, SlotState)
+    return step.resident, step.state

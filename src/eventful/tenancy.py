@@ -1,0 +1,237 @@
+"""One stream's, or one batch's, stay in a residence: widths, and what the device told so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from eventful.calls import Call
+from eventful.config import Config
+from eventful.errors import NonFiniteError, UnsupportedError
+from eventful.layout import TokenLayout
+from eventful.policies import Dials, Policy, dials_of
+from eventful.residence import Launch, Residence
+from eventful.slots import SlotState
+from eventful.state import StreamState
+from eventful.step import FlushRequired, StepRecord, join_records
+
+Check = Literal["async", "sync"]
+
+
+@dataclass
+class _Ticket:
+    """A step whose report is on its way to the host.
+
+    Attributes:
+        slots, frames: the streams of the step, and their counts of frames before it.
+        report: (B, 3), complete once `told` has passed; see `ops.pick`.
+        sound: (B,), complete once `done` has passed: whether the outputs were finite.
+    """
+
+    slots: list[int]
+    frames: list[int]
+    report: Tensor
+    sound: Tensor
+    told: Any
+    done: Any
+
+
+class Tenancy:
+    """Runs resident steps of some streams, and reads their reports one frame late."""
+
+    def __init__(self, residence: Residence, depth: int, check: Check) -> None:
+        self.residence = residence
+        self._depth = depth
+        self._check = check
+        self._pending: list[_Ticket] = []
+        self._before: list[_Ticket] = []  # their outputs are done once the next has told
+        self._wanted: dict[int, int] = {}
+
+    def move_in(self, state: StreamState) -> SlotState:
+        """The state in slots of the residence."""
+        return SlotState.move_in(self.residence.pool, state)
+
+    def forget(self) -> None:
+        """Expect nothing more of steps past."""
+        self._pending, self._before = [], []
+        self._wanted.clear()
+
+    def forget_slot(self, slot: int) -> None:
+        """Expect nothing more of one stream."""
+        self._wanted.pop(slot, None)
+        for ticket in (*self._pending, *self._before):
+            ticket.slots = [-1 if held == slot else held for held in ticket.slots]
+
+    def settle(self, state: SlotState) -> None:
+        """Read what the last step told; raise if its frame, or an output, was not finite."""
+        last, before = self._pending, self._before
+        self._pending, self._before = [], last
+        for ticket in last:
+            _wait(ticket.told)
+        if last:  # steps come in order, so the one before the last is done
+            self._check_sound(before, state)
+        bad = [slot for ticket in last for slot in self._read(ticket, state)]
+        if bad:
+            self._before = []
+            raise NonFiniteError(
+                f"The last frame contained NaN or Inf{_among(bad, state)}. It was not used and "
+                "what it returned is not valid; the stream is as it was before it. Go on with the "
+                "next good frame, or pass check='sync' to be told at once."
+            )
+
+    def _read(self, ticket: _Ticket, state: SlotState) -> list[int]:
+        """Take in a report; returns the slots whose frame was not finite."""
+        bad = []
+        for slot, frames, (wanted, finite, cut) in zip(
+            ticket.slots, ticket.frames, ticket.report.tolist(), strict=True
+        ):
+            if slot not in state.rows:
+                continue
+            row = state.rows.index(slot)
+            self._wanted[slot] = wanted
+            if not finite:
+                state.frames[row] = frames
+                bad.append(slot)
+            elif cut:
+                state.frames[row] = -1
+        return bad
+
+    def _check_sound(self, tickets: list[_Ticket], state: SlotState) -> None:
+        bad = [
+            slot
+            for ticket in tickets
+            for slot, sound, told in zip(
+                ticket.slots, ticket.sound.tolist(), ticket.report.tolist(), strict=True
+            )
+            if slot in state.rows and told[1] and not sound
+        ]
+        if bad:
+            self.forget()
+            for slot in bad:
+                state.frames[state.rows.index(slot)] = -1
+            raise NonFiniteError(
+                f"NaN or Inf arose inside the model{_among(bad, state)}. The next frame "
+                "recomputes everything; check the frames' range, or run the model in a wider dtype."
+            )
+
+    def step(
+        self,
+        call: Call,
+        state: SlotState,
+        policies: list[Policy],
+        layouts: dict[str, TokenLayout],
+        launch: Launch,
+        *,
+        maps: bool,
+        capture: bool,
+        everything: bool = False,
+    ) -> tuple[Any, StepRecord]:
+        """Run one step of the streams in `state`, whose counts of frames are brought up to date.
+
+        Streams that have to flush do so in a pass of their own, so that the others stay cheap.
+        """
+        late = [i for i, frames in enumerate(state.frames) if frames < 0 and not everything]
+        rest = [i for i in range(len(state)) if i not in late]
+        if not (late and rest) or call.key() is None:
+            flush = everything or bool(late)
+            return self._pass(call, state, policies, layouts, launch, flush, maps, capture)
+        parts = []
+        for rows in (late, rest):
+            part = state.take(rows)
+            assert isinstance(part, SlotState)
+            parts.append(
+                self._pass(
+                    call.of_rows(rows), part, [policies[i] for i in rows], layouts, launch,
+                    rows is late, maps, capture,
+                )
+            )  # fmt: skip
+            state.put(rows, part)
+        places = torch.tensor(late + rest, device=call.frame.device).argsort()
+        result = _join([result for result, _ in parts], places, len(state))
+        return result, join_records([record for _, record in parts], places)
+
+    def _pass(
+        self,
+        call: Call,
+        state: SlotState,
+        policies: list[Policy],
+        layouts: dict[str, TokenLayout],
+        launch: Launch,
+        flush: bool,
+        maps: bool,
+        capture: bool,
+    ) -> tuple[Any, StepRecord]:
+        (layout,) = layouts.values()
+        dials = [d for policy in policies if (d := dials_of(policy, layout.tokens)) is not None]
+        width = layout.tokens if flush else self._width(dials, state, layout)
+        before = list(state.frames)
+        try:
+            result, record, host, events = self.residence.step(
+                call, state, dials, policies, layouts, width, launch,
+                flush=flush, maps=maps, capture=capture,
+            )  # fmt: skip
+        except FlushRequired:
+            return self._pass(call, state, policies, layouts, launch, True, maps, capture)
+        state.frames = [0 if flush else n + 1 for n in before]
+        self._pending.append(_Ticket(list(state.rows), before, *host, *events))
+        return result, record
+
+    def settle_now(self, state: SlotState) -> None:
+        """With check='sync', wait for the step just queued and raise if it failed."""
+        if self._check == "sync":
+            tickets, self._before = self._pending, []
+            for ticket in tickets:
+                _wait(ticket.done)
+            self.settle(state)
+            self._before = []
+            self._check_sound(tickets, state)
+
+    def _width(self, dials: list[Dials], state: SlotState, layout: TokenLayout) -> int:
+        wanted = [self._wanted.get(slot) for slot in state.rows]
+        return self.residence.width(dials, wanted, layout, self._depth)
+
+
+def _wait(event: Any) -> None:
+    if event is not None:
+        event.synchronize()
+
+
+def _among(bad: list[int], state: SlotState) -> str:
+    """Which of several streams, if there are several."""
+    if len(state) == 1:
+        return ""
+    places = ", ".join(str(state.rows.index(slot)) for slot in bad)
+    return f" (stream {places} of {len(state)} in the batch)"
+
+
+def _join(results: list[Any], places: Tensor, batch: int) -> Any:
+    """The outputs of two passes as one, streams in their order."""
+
+    def join(first: Any, second: Any) -> Any:
+        if not isinstance(first, Tensor):
+            return first
+        if first.dim() == 0 or len(first) + len(second) != batch:
+            raise UnsupportedError(
+                "Some streams of the batch recompute everything in a pass of their own, but the "
+                f"model returns a tensor {tuple(first.shape)} without one row per stream. Step "
+                "streams that join on their own first: batch(frame, streams=[name])."
+            )
+        return torch.cat([first, second]).index_select(0, places)
+
+    return pytree.tree_map(join, *results)
+
+
+def residence_of(home: dict[Any, Residence], key: Any, config: Config) -> Residence:
+    """The residence of a model for one kind of frame, made on first use."""
+    if key not in home:
+        home[key] = Residence(config)
+    return home[key]
+
+
+def hooked(modules: list[torch.nn.Module]) -> bool:
+    """Whether some module has hooks, which a recorded step would not run."""
+    return any(m._forward_hooks or m._forward_pre_hooks for m in modules)

@@ -1,0 +1,294 @@
+"""Every backend of every operation against the reference: dtypes, odd shapes, poisoned memory.
+
+The Triton kernels run here in Triton's interpreter, in a process of its own, because the
+switch is read when the kernels are defined.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+import eventful
+from eventful import ops
+from eventful.errors import BackendError
+from eventful.ops import reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+TRITON = DEVICE == "cuda" or INTERPRETED
+KINDS = [torch.float32] if DEVICE == "cpu" else [torch.float32, torch.bfloat16]
+NEAR = {torch.float32: 2e-5, torch.bfloat16: 1.6e-2}
+
+needs_triton = pytest.mark.skipif(not TRITON, reason="needs CUDA or TRITON_INTERPRET=1")
+both = pytest.mark.parametrize(
+    "backend", ["eager", pytest.param("triton", marks=[needs_triton, pytest.mark.triton])]
+)
+kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def plain_products():
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """New memory is full of NaN: what a kernel does not write shows."""
+
+    def empty(*size, **options):
+        made = original(*size, **options)
+        return made.fill_(float("nan")) if made.is_floating_point() else made.fill_(-(2**30))
+
+    original = torch.empty
+    monkeypatch.setattr(torch, "empty", empty)
+
+
+def make(*shape: int, kind: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    draw = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=draw).to(DEVICE, kind)
+
+
+def close(found: Tensor, expected: Tensor, kind: torch.dtype) -> None:
+    error = (found.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-9)
+    assert float(error) <= NEAR[kind]
+
+
+def tokens_of(batch: int, count: int, tokens: int, seed: int = 0) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    rows = [torch.randperm(tokens, generator=draw)[:count].sort().values for _ in range(batch)]
+    return torch.stack(rows).to(DEVICE)
+
+
+@both
+@kinds
+@pytest.mark.parametrize(("batch", "tokens", "width"), [(1, 5, 7), (3, 33, 48), (2, 64, 130)])
+@pytest.mark.parametrize("slotted", [False, True])
+def test_error_norm(backend, kind, batch, tokens, width, slotted, poison):
+    current = make(batch, tokens, width, kind=kind)
+    memory = make(batch + 2, tokens, width, kind=kind, seed=1)
+    slots = torch.arange(batch, device=DEVICE).flip(0) + 2 if slotted else None
+    memory = memory if slotted else memory[:batch]
+    expected = reference.error_norm(current, memory, 2.0, slots)
+    with eventful.use_backend(backend):
+        close(ops.error_norm(current, memory, 2.0, slots), expected, torch.float32)
+
+
+def rule_of(batch: int, *, seed: int = 0, **changes) -> ops.PickRule:
+    level = make(batch, seed=seed).abs()
+    cap = torch.randint(0, 40, (batch,), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    turn = torch.arange(batch, device=DEVICE) * 3
+    values = {"level": level, "cap": cap, "turn": turn, **changes}
+    return ops.PickRule(**values)
+
+
+@both
+@pytest.mark.parametrize(("tokens", "width"), [(7, 7), (50, 12), (196, 1), (197, 64), (300, 299)])
+@pytest.mark.parametrize("forced", [{}, {"prefix": 1, "suffix": 2}, {"prefix": 3, "period": 9}])
+def test_pick(backend, tokens, width, forced, poison):
+    error = make(4, tokens).abs()
+    error[1] = error[1].round(decimals=1)  # ties
+    error[2, tokens // 2] = torch.nan
+    for seed in range(3):
+        scene = [make(6, seed=seed).abs() for _ in range(2)]
+        scene[0][2] = scene[1][2] = torch.nan
+        report = [torch.zeros(4, 3, dtype=torch.int32, device=DEVICE) for _ in range(2)]
+        slots = torch.tensor([4, 2, 0, 5], device=DEVICE)
+        found = []
+        for name, level, told in zip(("reference", backend), scene, report, strict=True):
+            rule = rule_of(4, seed=seed, scene=level, cut=(1.1, 0.3, 0.9), slots=slots, **forced)
+            with eventful.use_backend(name):
+                found.append(ops.pick(error, rule, width, told))
+        assert found[0].count.tolist() == found[1].count.tolist()
+        assert found[0].index.tolist() == found[1].index.tolist()
+        assert found[0].places.tolist() == found[1].places.tolist()
+        assert report[0].tolist() == report[1].tolist()
+        torch.testing.assert_close(*scene, equal_nan=True)
+
+
+@both
+def test_pick_takes_the_largest_and_counts_what_waits(backend):
+    error = torch.tensor([[5.0, 1.0, 4.0, 3.0, 2.0, 0.5]], device=DEVICE)
+    rule = ops.PickRule(torch.tensor([1.5], device=DEVICE), torch.tensor([6], device=DEVICE))
+    report = torch.zeros(1, 3, dtype=torch.int32, device=DEVICE)
+    with eventful.use_backend(backend):
+        picked = ops.pick(error, rule, 2, report)
+    assert picked.index.tolist() == [[0, 2]]
+    assert picked.places.tolist() == [[0, -1, 1, -1, -1, -1]]
+    assert report.tolist() == [[4, 1, 0]]
+
+
+@both
+@kinds
+@pytest.mark.parametrize("counted", [False, True])
+def test_write_rows(backend, kind, counted):
+    batch, tokens, taken, width = 3, 20, 6, 24
+    index = tokens_of(batch, taken, tokens)
+    packed = make(batch, taken, 3 * width, kind=kind)
+    rows = (packed[..., :width], packed[..., width : 2 * width], packed[..., 2 * width :])
+    slots = torch.tensor([3, 0, 2], device=DEVICE)
+    count = torch.tensor([0, taken, 2], device=DEVICE) if counted else None
+    memories = [
+        tuple(make(5, tokens, width, kind=kind, seed=i) for i in range(3)) for _ in range(2)
+    ]
+    for name, memory in zip(("reference", backend), memories, strict=True):
+        with eventful.use_backend(name):
+            ops.write_rows_(memory, rows, index, count, slots)
+            ops.write_rows_(memory[:1], (make(3, tokens, width, kind=kind),), None, count, slots)
+    for a, b in zip(*memories, strict=True):
+        assert torch.equal(a, b)
+
+
+@both
+@kinds
+@pytest.mark.parametrize("affine", [True, False])
+def test_add_norm(backend, kind, affine, poison):
+    tokens, update = (make(2, 9, 50, kind=kind, seed=s) for s in (0, 1))
+    weight, bias = (make(50, kind=kind, seed=s) for s in (2, 3)) if affine else (None, None)
+    expected = reference.add_norm(tokens, update, weight, bias, 1e-6)
+    with eventful.use_backend(backend):
+        found = ops.add_norm(tokens, update, weight, bias, 1e-6)
+    assert torch.equal(found[0], expected[0])
+    close(found[1], expected[1], kind)
+
+
+SHAPES = [(1, 2, 5, 40, 16), (2, 3, 70, 130, 32), (1, 1, 1, 1, 8), (2, 2, 17, 64, 24)]
+
+
+@both
+@kinds
+@pytest.mark.parametrize(("batch", "heads", "queries", "keys", "head"), SHAPES)
+def test_attend(backend, kind, batch, heads, queries, keys, head, poison):
+    q = make(batch, queries, heads * head, kind=kind)
+    memory = [make(batch + 3, keys, heads * head, kind=kind, seed=s) for s in (1, 2)]
+    slots = torch.arange(batch, device=DEVICE) * 2 + 1
+    parts = [ops.split_heads(part, heads) for part in (q, *memory)]
+    expected = reference.attend(*[p.double() for p in parts], 0.3, slots=slots)
+    with eventful.use_backend(backend):
+        close(ops.attend(*parts, 0.3, slots=slots), expected, kind)
+
+
+GRIDS = [((4, 4), (4, 4)), ((5, 7), (5, 7)), ((6, 20), (3, 10)), ((3, 33), (3, 33))]
+
+
+@both
+@kinds
+@pytest.mark.parametrize(("grid", "key_grid"), GRIDS)
+def test_relative_position(backend, kind, grid, key_grid, poison):
+    batch, heads, head = 2, 3, 16
+    tokens, keys = grid[0] * grid[1], key_grid[0] * key_grid[1]
+    index = tokens_of(batch, 9, tokens)
+    q = ops.split_heads(make(batch, 9, heads * head, kind=kind), heads)
+    k, v = (
+        ops.split_heads(make(batch, keys, heads * head, kind=kind, seed=s), heads) for s in (1, 2)
+    )
+    rows, columns = make(grid[0], key_grid[0], head), make(grid[1], key_grid[1], head, seed=3)
+    rows, columns = rows.to(kind), columns.to(kind)
+    parts = reference.relative_logits(q, rows, columns, index)
+    expected = reference.attend(q, k, v, 0.25, relative=parts)
+    with eventful.use_backend(backend):
+        found = ops.relative_logits(q, rows, columns, index)
+        for a, b in zip(found, parts, strict=True):
+            close(a, b, kind)
+        close(ops.attend(q, k, v, 0.25, relative=parts), expected, kind)
+
+
+@both
+@kinds
+@pytest.mark.parametrize("grid", [(4, 4), (5, 7), (8, 3)])
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize("known", [True, False])
+def test_windows(backend, kind, grid, relative, known, poison):
+    batch, heads, head, count = 2, 2, 16, 7
+    windows = ops.WindowGrid(grid, (4, 4))
+    index = tokens_of(batch, count, grid[0] * grid[1])
+    index[1, 4:] = index[1, 0]  # padded
+    q = make(batch, count, heads * head, kind=kind)
+    q[1, 4:] = q[1, 0]
+    memory = [make(4, grid[0] * grid[1], heads * head, kind=kind, seed=s) for s in (1, 2)]
+    pad = tuple(make(heads * head, kind=kind, seed=s) for s in (5, 6)) if windows.padded else None
+    q, k, v = (ops.split_heads(part, heads) for part in (q, *memory))
+    table = make(4, 4, head, kind=kind, seed=8)
+    place = ops.window_map(windows, torch.device(DEVICE)).place_of[index]
+    parts = reference.relative_logits(q, table, table.flip(0), place) if relative else None
+    slots = torch.tensor([3, 1], device=DEVICE)
+    expected = reference.attend_windows(q, k, v, 0.3, windows, index, parts, pad, slots)
+    places = None
+    if known:
+        places = torch.full((batch, grid[0] * grid[1]), -1, dtype=torch.int32, device=DEVICE)
+        for stream, valid in enumerate((count, 4)):
+            places[stream, index[stream, :valid]] = torch.arange(
+                valid, dtype=torch.int32, device=DEVICE
+            )
+    with eventful.use_backend(backend):
+        found = ops.attend_windows(q, k, v, 0.3, windows, index, parts, pad, slots, places)
+    if known:
+        found, expected = (torch.cat([x[0], x[1][:, :4]], dim=1) for x in (found, expected))
+    close(found, expected, kind)
+
+
+class TestForcing:
+    def test_unknown(self):
+        with pytest.raises(BackendError, match="reference, eager, triton"):
+            eventful.use_backend("cuda")
+
+    def test_reason_is_given(self):
+        with (
+            eventful.use_backend("triton"),
+            pytest.raises(BackendError, match=r"triton.*error_norm.*(L2|CUDA|import)"),
+        ):
+            ops.error_norm(make(1, 3, 4), make(1, 3, 4, seed=1), 1.0)
+
+    def test_ends_with_the_block(self):
+        before = ops.forced_backend()
+        with eventful.use_backend("reference"):
+            assert ops.forced_backend() == "reference"
+        assert ops.forced_backend() == before
+
+    def test_environment(self, monkeypatch):
+        monkeypatch.setenv("EVENTFUL_BACKEND", "reference")
+        assert ops.forced_backend() == "reference"
+        monkeypatch.setenv("EVENTFUL_BACKEND", "fastest")
+        with pytest.raises(BackendError, match="EVENTFUL_BACKEND"):
+            ops.forced_backend()
+
+    def test_a_forced_backend_serves(self, monkeypatch):
+        calls = []
+        original = reference.add_norm
+        monkeypatch.setattr(reference, "add_norm", lambda *a: calls.append(1) or original(*a))
+        with eventful.use_backend("reference"):
+            ops.add_norm(make(1, 2, 4), make(1, 2, 4), None, None, 1e-5)
+        assert calls == [1]
+
+
+@pytest.mark.skipif(TRITON, reason="the kernels run in this process already")
+def test_triton_in_the_interpreter():
+    """All of the above once more, with the kernels interpreted."""
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-m",
+            "triton",
+            "-p",
+            "no:cacheprovider",
+            __file__,
+        ],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "passed" in done.stdout

@@ -1,0 +1,321 @@
+"""Steps that never ask the host: equal to plain steps, memory in slots, reports a frame late.
+
+They are the rule on CUDA. Here they run on the CPU too, through the reference operations and
+without recorded graphs; `-m gpu` runs the same laws with graphs on a device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+
+import pytest
+import torch
+
+import eventful
+import zoo_timm
+import zoo_transformers
+from clips import moving_square
+from eventful import Config, NoiseThreshold, Stream, StreamBatch, Threshold, TopFraction, TopR
+from eventful.errors import NonFiniteError
+from eventful.residence import bucket
+from eventful.slots import SlotState
+
+FAMILIES = {
+    "vit": zoo_timm.ZOO["vit"],
+    "sam": zoo_timm.ZOO["sam"],
+    "dinov3": zoo_transformers.ZOO["dinov3"],
+    "yolos": zoo_transformers.ZOO["yolos"],
+}
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, on_cuda])])
+def device(request, monkeypatch):
+    monkeypatch.setattr("eventful.residence.DEVICES", {request.param})
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield request.param
+    torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.fixture(params=FAMILIES)
+def entry(request):
+    torch.manual_seed(7)
+    return FAMILIES[request.param]
+
+
+@pytest.fixture
+def vit():
+    torch.manual_seed(7)
+    return FAMILIES["vit"]
+
+
+def outputs(entry, stepper, clip, device):
+    with torch.no_grad():
+        return [entry.output(entry.call(stepper, frame.to(device))) for frame in clip]
+
+
+def near(got, expected, device):
+    for t, (a, b) in enumerate(zip(got, expected, strict=True)):
+        error = (a - b).abs().max() / b.abs().max()
+        assert error <= (1e-6 if device == "cpu" else 2e-5), f"frame {t}: {float(error)}"
+
+
+def plain(monkeypatch):
+    return monkeypatch.context()
+
+
+@pytest.mark.parametrize("policy", [TopFraction(0.3), TopR(0), Threshold(0.8)], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"max_age": None, "scene_cut": None}], ids=["fast", "bare"]
+)
+def test_equals_plain_steps(entry, device, policy, options, monkeypatch):
+    """Same tokens, same outputs: a threshold's bucket is never too small here."""
+    monkeypatch.setattr("eventful.residence._FIRST_SHARE", 1.0)
+    monkeypatch.setattr("eventful.residence._MARGIN", 100.0)
+    model = eventful.convert(entry.make().to(device), Config.fast(policy, **options))
+    clip = moving_square(7, entry.size, noise=0.02)
+    resident = Stream(model, maps=True)
+    got = outputs(entry, resident, clip, device)
+    assert isinstance(resident._state, SlotState)
+    with monkeypatch.context() as patch:
+        patch.setattr("eventful.residence.DEVICES", set())
+        usual = Stream(model, maps=True)
+        expected = outputs(entry, usual, clip, device)
+        assert not isinstance(usual._state, SlotState)
+    near(got, expected, device)
+    assert resident.last.updated == usual.last.updated
+    assert resident.last.macs == usual.last.macs
+    assert torch.equal(resident.last.mask, usual.last.mask)
+
+
+def test_all_tokens_is_dense(entry, device):
+    model = entry.make().to(device)
+    stream = Stream(eventful.convert(model, Config.fast(TopR(10**6))))
+    clip = moving_square(5, entry.size, noise=0.05)
+    near(outputs(entry, stream, clip, device), outputs(entry, model, clip, device), device)
+
+
+def test_noise_follows_the_scene(vit, device, monkeypatch):
+    """The level is the plain policy's; the tokens are the same wherever the bucket suffices."""
+    monkeypatch.setattr("eventful.residence._FIRST_SHARE", 1.0)
+    monkeypatch.setattr("eventful.residence._MARGIN", 100.0)
+    model = eventful.convert(vit.make().to(device), Config.fast(NoiseThreshold(k=2)))
+    clip = moving_square(8, vit.size, noise=0.1)
+    masks = []
+    for devices in ({device}, set()):
+        monkeypatch.setattr("eventful.residence.DEVICES", devices)
+        stream = Stream(model, maps=True)
+        kept = []
+        for frame in clip:
+            stream(frame.to(device))
+            kept.append(stream.last.mask)
+        masks.append(torch.stack(kept))
+    assert torch.equal(*masks)
+    assert 0 < masks[0][1:].float().mean() < 0.9
+
+
+def test_overflow_waits_for_the_next_frame(vit, device):
+    """A frame that wants more than the bucket holds takes the largest; the next has room."""
+    model = eventful.convert(
+        vit.make().to(device), Config.fast(Threshold(0.5), scene_cut=None, max_age=None)
+    )
+    still, moved = moving_square(2, vit.size)
+    changed = still.clone()
+    changed[..., : vit.size[1] // 2] += 1.0
+    stream = Stream(model, maps=True)
+    tokens = None
+    counts = []
+    for frame in [still, still, still, changed, changed, changed]:
+        stream(frame.to(device))
+        counts.append(int(stream.last.mask.sum()))
+        tokens = stream.last.mask.shape[1]
+    assert counts[2] <= 2
+    width = bucket(1, tokens)
+    if width < tokens // 2:
+        assert counts[3] == width
+        assert counts[4] > 0
+    assert counts[5] <= 2
+    assert not moved.isnan().any()
+
+
+class TestSlots:
+    def test_streams_share_recorded_work(self, vit, device):
+        """Two streams of one model, interleaved, equal two streams on their own."""
+        model = eventful.convert(vit.make().to(device), Config.fast(TopR(5)))
+        clips = [moving_square(6, vit.size, noise=0.05, seed=s) for s in (1, 2)]
+        alone = [outputs(vit, Stream(model), clip, device) for clip in clips]
+        streams = [Stream(model), Stream(model)]
+        mixed = [[], []]
+        for t in range(6):
+            for i in (0, 1):
+                mixed[i] += outputs(vit, streams[i], [clips[i][t]], device)
+        slots = {stream._state.rows[0] for stream in streams}
+        assert len(slots) == 2
+        assert streams[0]._tenancy.residence is streams[1]._tenancy.residence
+        near(mixed[0] + mixed[1], alone[0] + alone[1], device)
+
+    def test_one_recording_serves_a_stream_that_left_and_rejoined(self, vit, device):
+        model = eventful.convert(vit.make().to(device), Config.fast(TopR(5)))
+        clips = {n: moving_square(9, vit.size, noise=0.05, seed=i) for i, n in enumerate("abc")}
+        expected = {n: outputs(vit, Stream(model), clip, device) for n, clip in clips.items()}
+        batch = StreamBatch(model)
+        for name in "ab":
+            batch.join(name)
+
+        def step(t, *names):
+            frames = torch.cat([clips[n][t] for n in names]).to(device)
+            with torch.no_grad():
+                got = vit.output(batch(frames, streams=names))
+            near(list(got.split(1)), [expected[n][t] for n in names], device)
+
+        for t in range(4):
+            step(t, "a", "b")
+        residence = batch._tenancy.residence
+        works = dict(residence._works)
+        batch.leave("b")
+        step(4, "a")
+        batch.join("c")
+        clips["c"] = clips["c"][:5] + clips["c"]  # its frame 0 comes at t = 5
+        expected["c"] = [None] * 5 + expected["c"]
+        for t in range(5, 9):
+            step(t, "c", "a")
+        assert {key: residence._works[key] for key in works} == works
+
+    def test_memory_goes_back_to_the_pool(self, vit, device):
+        model = eventful.convert(vit.make().to(device), Config.fast(TopR(5)))
+        frame = moving_square(1, vit.size)[0].to(device)
+        stream = Stream(model)
+        stream(frame)
+        pool, slot = stream._state.pool, stream._state.rows[0]
+        del stream
+        gc.collect()
+        other = Stream(model)
+        other(frame)
+        assert other._state.pool is pool
+        assert other._state.rows == [slot]
+        assert pool.capacity == 1
+
+    def test_some_streams_of_a_batch(self, vit, device):
+        """Stepping some streams leaves the others' memory alone."""
+        model = eventful.convert(vit.make().to(device), Config.fast(TopR(5)))
+        clips = {n: moving_square(6, vit.size, noise=0.05, seed=i) for i, n in enumerate("ab")}
+        expected = {n: outputs(vit, Stream(model), clip, device) for n, clip in clips.items()}
+        batch = StreamBatch(model)
+        batch.join("a")
+        batch.join("b")
+        seen = {"a": 0, "b": 0}
+        for names in ("ab", "a", "a", "ba", "b", "b", "ab"):
+            frames = torch.cat([clips[n][seen[n]] for n in names]).to(device)
+            with torch.no_grad():
+                got = vit.output(batch(frames, streams=tuple(names)))
+            near(list(got.split(1)), [expected[n][seen[n]] for n in names], device)
+            for n in names:
+                seen[n] += 1
+
+
+class TestReports:
+    @pytest.mark.parametrize("at", [0, 1, 3])
+    def test_a_bad_frame_is_told_of_at_the_next_step(self, vit, device, at):
+        """... changes nothing, and the stream goes on as if it had not come."""
+        model = eventful.convert(vit.make().to(device), Config.fast(TopR(5)))
+        clip = moving_square(6, vit.size, noise=0.05)
+        expected = outputs(vit, Stream(model), clip, device)
+        stream, got = Stream(model), []
+        bad = clip[at].clone()
+        bad[..., 3, 5] = torch.nan
+        for t, frame in enumerate(clip):
+            if t == at:
+                stream(bad.to(device))
+                with pytest.raises(NonFiniteError, match="last frame"):
+                    stream(frame.to(device))
+            got += outputs(vit, stream, [frame], device)
+        near(got, expected, device)
+
+    def test_at_once_if_asked(self, vit, device):
+        model = eventful.convert(vit.make().to(device), Config.fast(TopR(5)))
+        clip = moving_square(5, vit.size, noise=0.05)
+        expected = outputs(vit, Stream(model), clip, device)
+        stream = Stream(model, check="sync")
+        got = outputs(vit, stream, clip[:2], device)
+        with pytest.raises(NonFiniteError):
+            stream(torch.full_like(clip[0], torch.inf).to(device))
+        got += outputs(vit, stream, clip[2:], device)
+        near(got, expected, device)
+
+    def test_a_bad_stream_is_named(self, vit, device):
+        model = eventful.convert(vit.make().to(device), Config.fast(TopR(5)))
+        frames = torch.cat([moving_square(1, vit.size, seed=s)[0] for s in (1, 2)]).to(device)
+        batch = StreamBatch(model)
+        batch.join("a")
+        batch.join("b")
+        batch(frames)
+        spoilt = frames.clone()
+        spoilt[1] = torch.nan
+        batch(spoilt)
+        with pytest.raises(NonFiniteError, match="stream 1 of 2"):
+            batch(frames)
+        batch(frames)
+
+    def test_a_scene_cut_flushes_one_frame_late(self, vit, device):
+        model = eventful.convert(vit.make().to(device), Config.fast(TopR(4)))
+        stream = Stream(model)
+        calm, other = moving_square(6, vit.size, noise=0.02), moving_square(3, vit.size, seed=9)
+        flushed = []
+        for frame in calm + other:
+            stream((frame if len(flushed) < 6 else frame + 3).to(device))
+            flushed.append(stream.last.flushed)
+        assert flushed == [[True]] + [[False]] * 6 + [[True]] + [[False]]
+
+
+def test_snapshot_and_policy_of_ones_own(vit, device, tmp_path):
+    """The state moves out for a policy that asks the host, and in again, unchanged."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Mine:
+        order = 2.0
+
+        def select(self, error, context):
+            return TopR(5).select(error, context)
+
+    model = eventful.convert(vit.make().to(device), Config.fast(TopR(5)))
+    clip = moving_square(9, vit.size, noise=0.05)
+    expected = outputs(vit, Stream(model), clip, device)
+    stream = Stream(model)
+    got = outputs(vit, stream, clip[:3], device)
+    stream.policy = Mine()
+    got += outputs(vit, stream, clip[3:5], device)
+    assert not isinstance(stream._state, SlotState)
+    stream.policy = TopR(5)
+    got += outputs(vit, stream, clip[5:6], device)
+    assert isinstance(stream._state, SlotState)
+    stream = Stream.load(model, stream.snapshot())
+    got += outputs(vit, stream, clip[6:], device)
+    near(got, expected, device)
+
+
+def test_nothing_asks_the_host(vit, device):
+    """Neither a flush nor a steady step synchronises."""
+    if device != "cuda":
+        pytest.skip("a CPU has nothing to wait for")
+    model = eventful.convert(vit.make().to(device), Config.fast())
+    clip = [frame.to(device) for frame in moving_square(8, vit.size, noise=0.05)]
+    stream = Stream(model)
+    for frame in clip[:4]:
+        stream(frame)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for frame in clip[4:]:
+            stream(frame)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graphs = [work.graphs for work in stream._tenancy.residence._works.values()]
+    assert any(graph is not None for graph in graphs)
+
+
+def test_buckets():
+    assert [bucket(n, 4097) for n in (1, 64, 65, 512, 1000, 1025, 4000, 4097)] == [
+        64, 64, 128, 512, 1024, 1280, 4096, 4097,
+    ]  # fmt: skip
+    assert [bucket(n, 50) for n in (1, 9, 49, 60)] == [8, 16, 50, 50]
