@@ -149,6 +149,16 @@ def test_write_rows(backend, kind, counted):
 
 @both
 @kinds
+@pytest.mark.parametrize("shape", [(5, 7), (3, 40, 129), (4,)])
+def test_take_slots(backend, kind, shape, poison):
+    memory = make(6, *shape, kind=kind)
+    slots = torch.tensor([4, 0, 5], device=DEVICE)
+    with eventful.use_backend(backend):
+        assert torch.equal(ops.take_slots(memory, slots), memory[slots])
+
+
+@both
+@kinds
 @pytest.mark.parametrize("affine", [True, False])
 def test_add_norm(backend, kind, affine, poison):
     tokens, update = (make(2, 9, 50, kind=kind, seed=s) for s in (0, 1))
@@ -160,7 +170,8 @@ def test_add_norm(backend, kind, affine, poison):
     close(found[1], expected[1], kind)
 
 
-SHAPES = [(1, 2, 5, 40, 16), (2, 3, 70, 130, 32), (1, 1, 1, 1, 8), (2, 2, 17, 64, 24)]
+SHAPES = [(1, 2, 5, 40, 16), (2, 3, 70, 130, 32), (1, 1, 1, 1, 8), (2, 2, 17, 64, 24),
+          (1, 1, 20, 321, 16)]  # fmt: skip
 
 
 @both
@@ -193,7 +204,8 @@ def test_relative_position(backend, kind, grid, key_grid, poison):
     rows, columns = make(grid[0], key_grid[0], head), make(grid[1], key_grid[1], head, seed=3)
     rows, columns = rows.to(kind), columns.to(kind)
     parts = reference.relative_logits(q, rows, columns, index)
-    expected = reference.attend(q, k, v, 0.25, relative=parts)
+    precise = [part.double() for part in (q, k, v)]
+    expected = reference.attend(*precise, 0.25, relative=tuple(p.double() for p in parts))
     with eventful.use_backend(backend):
         found = ops.relative_logits(q, rows, columns, index)
         for a, b in zip(found, parts, strict=True):
@@ -220,7 +232,10 @@ def test_windows(backend, kind, grid, relative, known, poison):
     place = ops.window_map(windows, torch.device(DEVICE)).place_of[index]
     parts = reference.relative_logits(q, table, table.flip(0), place) if relative else None
     slots = torch.tensor([3, 1], device=DEVICE)
-    expected = reference.attend_windows(q, k, v, 0.3, windows, index, parts, pad, slots)
+    expected = reference.attend_windows(
+        *[part.double() for part in (q, k, v)], 0.3, windows, index,
+        parts and tuple(p.double() for p in parts), pad, slots,
+    )  # fmt: skip
     places = None
     if known:
         places = torch.full((batch, grid[0] * grid[1]), -1, dtype=torch.int32, device=DEVICE)

@@ -96,7 +96,9 @@ def _whole(
     spec: BlockSpec, step: Step, tokens: Tensor, chosen: Selection, positions: Any
 ) -> Tensor:
     """Selected tokens (B, M, D) through a whole block, against the K/V buffers."""
-    q, k, v = spec.qkv(spec.norm1(tokens), chosen.index, positions)
+    ready = step.cache.pop(_NORMED, None)  # by the block before, of the tokens it passed on
+    normed = ready[1] if ready is not None and ready[0] is tokens else spec.norm1(tokens)
+    q, k, v = spec.qkv(normed, chosen.index, positions)
     state = step.state
     state.write_all({spec.slot("key"): k, spec.slot("value"): v}, chosen)
     if spec.window is not None:
@@ -112,7 +114,14 @@ def _whole(
     y, normed = _add_norm(tokens, spec.project(attended), spec.norm2)
     count = chosen.counts
     _record(spec, step, {**work, "qkv": count, "projection": count, "mlp": count})
-    return y + spec.mlp(normed)
+    if spec.next_norm is None or not is_layer_norm(spec.next_norm):
+        return y + spec.mlp(normed)
+    z, normed = _add_norm(y, spec.mlp(normed), spec.next_norm)
+    step.cache[_NORMED] = (z, normed)
+    return z
+
+
+_NORMED = "normed"
 
 
 def _add_norm(tokens: Tensor, update: Tensor, norm: Any) -> tuple[Tensor, Tensor]:

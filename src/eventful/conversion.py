@@ -17,6 +17,7 @@ from eventful.config import PRESETS, Config
 from eventful.errors import ConfigError, NoMatchError, UnsupportedError
 from eventful.footprint import state_bytes
 from eventful.layout import TokenLayout
+from eventful.patches import PatchForward, embeds_patches
 from eventful.spec import BlockSpec
 from eventful.weights import count_loads
 
@@ -63,19 +64,28 @@ class BlockForward:
     """A block's forward: eventful inside a step, the original outside."""
 
     def __init__(
-        self, session: Session, trunk_name: str, block: nn.Module, place: dict[str, Any]
+        self,
+        session: Session,
+        trunk_name: str,
+        block: nn.Module,
+        following: nn.Module | None,
+        place: dict[str, Any],
     ) -> None:
         self.session, self.trunk_name, self.block, self.place = session, trunk_name, block, place
+        self.following = following
         self._spec: BlockSpec | None = None
         self._parts: list[int] = []
 
     @property
     def spec(self) -> BlockSpec:
         """Built from the block as it is: copies get their own, and so does a replaced submodule."""
-        parts = [id(module) for module in self.block.modules()]
+        blocks = (self.block,) if self.following is None else (self.block, self.following)
+        parts = [id(module) for block in blocks for module in block.modules()]
         if self._spec is None or parts != self._parts:
             trunk, adapter = self.session.trunks[self.trunk_name]
-            self._spec = replace(adapter.spec(trunk, self.block), **self.place)
+            after = None if self.following is None else adapter.spec(trunk, self.following).norm1
+            spec = adapter.spec(trunk, self.block)
+            self._spec = replace(spec, next_norm=after, **self.place)
             self._parts = parts
         return self._spec
 
@@ -171,8 +181,9 @@ def _plans(
 def _install(session: Session, plan: _Plan) -> None:
     session.trunks[plan.name] = (plan.trunk, plan.adapter)
     session.blocks[plan.name] = [plan.blocks[i][0] for i in plan.chosen]
-    for i in plan.chosen:
+    for at, i in enumerate(plan.chosen):
         path, block = plan.blocks[i]
+        following = None if at + 1 == len(plan.chosen) else plan.blocks[plan.chosen[at + 1]][1]
         place = {
             "name": path,
             "trunk": plan.name,
@@ -181,7 +192,11 @@ def _install(session: Session, plan: _Plan) -> None:
             "first": i == plan.chosen[0],
             "last": i == plan.chosen[-1],
         }
-        session.place(block, "forward", BlockForward(session, plan.name, block, place))
+        forward = BlockForward(session, plan.name, block, following, place)
+        session.place(block, "forward", forward)
+    for module in plan.trunk.modules():
+        if embeds_patches(module):
+            session.place(module, "forward", PatchForward(session, module))
     for path, value in plan.adapter.prepare(plan.trunk, plan.name, session).items():
         owner, _, attribute = path.rpartition(".")
         session.place(plan.trunk.get_submodule(owner), attribute, value)

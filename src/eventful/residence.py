@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from eventful.layout import TokenLayout
 from eventful.policies import Dials, Policy, dials_of, refresh_period
 from eventful.slots import SlotPool, SlotState
 from eventful.step import BlockRecord, GateRecord, Resident, Step, StepRecord
+from eventful.weights import Census
 
 Launch = Callable[[Step, Callable[[], Any]], Any]  # runs a forward call as a step
 
@@ -79,6 +81,25 @@ class _Work:
     counts: list[Tensor] = field(default_factory=list)  # those of the recorded step
 
 
+@dataclass
+class Outcome:
+    """What a step left behind.
+
+    Attributes:
+        result: the model's output.
+        record: makes the record, which nobody may ask for.
+        report, sound: see `Resident`, as they arrive on the host.
+        told, done: events after which `report` and `sound` are there.
+    """
+
+    result: Any
+    record: Callable[[], StepRecord]
+    report: Tensor
+    sound: Tensor
+    told: Any
+    done: Any
+
+
 class Residence:
     """The slots and the recorded work of one model, for frames of one shape, dtype and device."""
 
@@ -88,18 +109,21 @@ class Residence:
         self.constants: dict[Any, Any] = {}
         self._works: dict[Hashable, _Work] = {}
         self._generation = 0
-        self._weights: Any = None
+        self._seen: list[Census] = []  # of streams whose weights are those in use
         self._memory: Any = None
         self._side: Any = None
         self._last_stream: Any = None
         self._one = threading.Lock()  # threads share the fixed places
 
-    def use_weights(self, stamp: Any) -> None:
+    def use_weights(self, census: Census) -> None:
         """Forget what was made for other weights."""
-        if stamp != self._weights:
-            self._weights = stamp
+        if any(census is seen for seen in self._seen):
+            return
+        if not self._seen or not census.agrees(self._seen[0]):
+            self._seen.clear()
             self.constants.clear()
             self._works.clear()
+        self._seen = [census, *self._seen[:63]]
 
     def width(self, dials: Sequence[Dials], wanted: Sequence[int | None], layout: TokenLayout,
               depth: int) -> int:  # fmt: skip
@@ -134,13 +158,8 @@ class Residence:
         flush: bool,
         maps: bool,
         capture: bool,
-    ) -> tuple[Any, StepRecord, tuple[Tensor, Tensor], tuple[Any, Any]]:
-        """Run one step of the streams in `state`.
-
-        Returns:
-            The model's output, the record, the report and soundness as they arrive on the
-            host, and the events after which each of the two is there.
-        """
+    ) -> Outcome:
+        """Run one step of the streams in `state`."""
         with self._one:
             self._follow_stream(call.frame.device)
             return self._step(
@@ -169,7 +188,7 @@ class Residence:
         flush: bool,
         maps: bool,
         capture: bool,
-    ) -> tuple[Any, StepRecord, tuple[Tensor, Tensor], tuple[Any, Any]]:
+    ) -> Outcome:
         if self.pool.generation != self._generation:
             self._works.clear()
             self._generation = self.pool.generation
@@ -214,13 +233,19 @@ class Residence:
                 work.graphs[1].replay()
                 host[1].copy_(work.sound, non_blocking=True)
                 result = pytree.tree_map_only(Tensor, torch.clone, work.result)
-                return result, _record_of(work), host, (told[0], _mark(cuda))
+                assert work.numbers is not None
+                assert work.record is not None
+                record = partial(_record_of, work.record, work.counts, work.numbers.clone())
+                if maps:
+                    made = record()
+                    record = partial(lambda value: value, made)
+                return Outcome(result, record, *host, told[0], _mark(cuda))
         step = fresh()
         assert step.resident is not None
         step.resident.gated = tell
         result = launch(step, lambda: call.run(work.frame))
         host[1].copy_(work.sound, non_blocking=True)
-        return result, step.record, host, (told[0] if told else None, _mark(cuda))
+        return Outcome(result, lambda: step.record, *host, told[0] if told else None, _mark(cuda))
 
     def _set_dials(self, work: _Work, state: SlotState, dials: list[Dials]) -> None:
         whole = [state.rows, [n + 1 for n in state.frames], [d.cap for d in dials]]
@@ -310,22 +335,25 @@ def _counts(record: StepRecord) -> list[Tensor]:
     return list({id(tensor): tensor for tensor in found}.values())
 
 
-def _record_of(work: _Work) -> StepRecord:
-    """The record of the step just replayed, in tensors of its own."""
-    assert work.record is not None
-    assert work.numbers is not None
-    numbers = work.numbers.clone()
-    row = {id(tensor): numbers[i] for i, tensor in enumerate(work.counts)}
+def _record_of(kept: StepRecord, counts: list[Tensor], numbers: Tensor) -> StepRecord:
+    """The record of a step that was replayed.
+
+    Args:
+        kept: of the step that was recorded.
+        counts: its tensors of counts.
+        numbers: (len(counts), B) what they held after the replay.
+    """
+    row = {id(tensor): numbers[i] for i, tensor in enumerate(counts)}
 
     def copied(value: Tensor | None) -> Tensor | None:
         return None if value is None else value.clone()
 
     gates = {
         name: GateRecord(row[id(gate.counts)], copied(gate.error), copied(gate.mask))
-        for name, gate in work.record.gates.items()
+        for name, gate in kept.gates.items()
     }
     blocks = {
         name: BlockRecord(block.shape, {k: row[id(v)] for k, v in block.work.items()})
-        for name, block in work.record.blocks.items()
+        for name, block in kept.blocks.items()
     }
-    return replace(work.record, flushed=list(work.record.flushed), gates=gates, blocks=blocks)
+    return replace(kept, flushed=list(kept.flushed), gates=gates, blocks=blocks)

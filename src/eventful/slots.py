@@ -105,7 +105,7 @@ class SlotState(StreamState):
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self.pool.tensors[name]
-        return tensor[self.rows] if self.slots is None else tensor.index_select(0, self.slots)
+        return tensor[self.rows] if self.slots is None else ops.take_slots(tensor, self.slots)
 
     def raw(self, name: str) -> Tensor:
         """See `StreamState`."""

@@ -34,6 +34,7 @@ class BlockSpec:
         scale: factor on the query-key product.
         window: window of the attention, None for global.
         relative: decomposed relative position, None without.
+        next_norm: norm1 of the block that follows, None for the last.
         name, trunk, index, depth, first, last: the block's place among the converted blocks of
             its trunk, filled in by `convert`.
     """
@@ -53,6 +54,7 @@ class BlockSpec:
     mlp_cost: LinearCost
     window: tuple[int, int] | None = None
     relative: RelativeTables | None = None
+    next_norm: TokenMap | None = None
     name: str = ""
     trunk: str = ""
     index: int = 0

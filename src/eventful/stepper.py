@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eventful import residence
+from eventful import ops, residence
 from eventful.adapters.base import Session
 from eventful.calls import Call
 from eventful.config import Config
@@ -32,7 +32,7 @@ from eventful.slots import SlotState
 from eventful.state import StreamState
 from eventful.step import FlushRequired, Step, StepRecord
 from eventful.tenancy import Check, Tenancy, hooked, residence_of
-from eventful.weights import WeightGuard
+from eventful.weights import Census, WeightGuard
 
 # What frames must have in common: shape, dtype, device, and the dtype of autocast ('' without).
 Signature = tuple[tuple[int, ...], torch.dtype, torch.device, str]
@@ -51,15 +51,26 @@ class Stepper:
         self.config: Config = session.config
         self.maps = maps
         self.check: Check = check
-        self.last: StepRecord | None = None
+        self._last: Callable[[], StepRecord] | None = None
+        self._lodging: tuple[Any, str | None] = (None, "")  # what was asked last, and the answer
         self._session: Session = session
         self._state = StreamState(0)
         self._signature: Signature | None = None
-        self._weights = WeightGuard(session)
+        self._weights = WeightGuard(model, session)
         self._constants: dict[Any, Any] = {}
         self._tenancy: Tenancy | None = None
-        self._described = ""  # the frame being stepped, for messages
+        self._described: Tensor | None = None  # the frame being stepped, for messages
+        self._sized: tuple[tuple[int, int], dict[str, TokenLayout]] | None = None
         self._busy = threading.Lock()
+
+    @property
+    def last(self) -> StepRecord | None:
+        """What the last step did."""
+        if self._last is None:
+            return None
+        record = self._last()
+        self._last = lambda: record
+        return record
 
     @property
     def nbytes(self) -> int:
@@ -74,7 +85,7 @@ class Stepper:
             self._signature = None
             self._weights.drop()
             self._constants.clear()
-            self.last = None
+            self._last = None
 
     def _clear(self) -> None:
         if isinstance(self._state, SlotState):  # the next frame may belong elsewhere
@@ -121,26 +132,32 @@ class Stepper:
 
     def _run(self, rows: Sequence[int], policies: Sequence[Policy | None], call: Call) -> Any:
         """Step the streams in `rows`; on any exception the state is as it was."""
-        if isinstance(self._state, SlotState):
-            self._tenancy_of(call.frame).settle(self._state)
-        self._check_call(call.frame)
-        self._described = _describe(_signature(call.frame))
+        self._settle()
         weights = self._weights.check()
+        self._check_call(call.frame, weights)
         ready = _policies_set(policies)
+        self._described = call.frame
         if self._lodge(call.frame, ready):
             result, record = self._resident_step(rows, ready, call, weights)
         else:
             result, record = self._plain_step(rows, ready, call)
         self._signature = _signature(call.frame)
         self._weights.remember(weights)
-        self.last = record
-        if isinstance(self._state, SlotState):
-            self._tenancy_of(call.frame).settle_now(self._state)
+        self._last = record
+        if self._tenancy is not None and isinstance(self._state, SlotState):
+            self._tenancy.settle_now(self._state)
         return result
 
     def _lodge(self, frame: Tensor, policies: list[Policy]) -> bool:
         """Have the state where the step wants it: in slots if it can be resident, else not."""
-        reason = residence.why_not(self.config, policies, frame.device)
+        if frame.device.type not in residence.DEVICES:
+            reason: str | None = "steps on this device ask the host"
+        else:
+            asked = (frame.device, tuple(policies), residence.DEVICES, ops.forced_backend())
+            if self._lodging[0] != asked:
+                found = residence.why_not(self.config, policies, frame.device)
+                self._lodging = (asked, found)
+            reason = self._lodging[1]
         if reason is None and len(self._session.trunks) > 1:
             reason = "the model has several trunks"
         if reason is None and not isinstance(self._state, SlotState):
@@ -163,8 +180,8 @@ class Stepper:
         return self._tenancy
 
     def _resident_step(
-        self, rows: Sequence[int], policies: list[Policy], call: Call, weights: Any
-    ) -> tuple[Any, StepRecord]:
+        self, rows: Sequence[int], policies: list[Policy], call: Call, weights: Census
+    ) -> tuple[Any, Callable[[], StepRecord]]:
         tenancy = self._tenancy_of(call.frame)
         tenancy.residence.use_weights(weights)
         state = self._state.take(rows)
@@ -173,19 +190,25 @@ class Stepper:
         try:
             result, record = tenancy.step(
                 call, state, policies, self._layouts(call.frame), self._launch,
-                maps=self.maps, capture=not hooked(list(self.model.modules())),
+                maps=self.maps, capture=not hooked(weights.modules),
             )  # fmt: skip
         except BaseException:
             state.rollback()
             self._state.put(rows, state)
             raise
         self._state.put(rows, state)
-        record.clock = clock()
-        return result, record
+        read = clock()
+
+        def timed() -> StepRecord:
+            made = record()
+            made.clock = read
+            return made
+
+        return result, timed
 
     def _plain_step(
         self, rows: Sequence[int], policies: list[Policy], call: Call
-    ) -> tuple[Any, StepRecord]:
+    ) -> tuple[Any, Callable[[], StepRecord]]:
         _check_finite(call.frame)
         state = self._state.take(rows)
         try:
@@ -193,13 +216,17 @@ class Stepper:
         except FlushRequired:
             result, record = self._attempt(state, policies, call, everything=True)
         self._state.put(rows, state)
-        return result, record
+        return result, lambda: record
 
     def _layouts(self, frame: Tensor) -> dict[str, TokenLayout]:
-        return {
-            name: adapter.layout(trunk, (frame.shape[-2], frame.shape[-1]))
-            for name, (trunk, adapter) in self._session.trunks.items()
-        }
+        size = (frame.shape[-2], frame.shape[-1])
+        if self._sized is None or self._sized[0] != size:
+            layouts = {
+                name: adapter.layout(trunk, size)
+                for name, (trunk, adapter) in self._session.trunks.items()
+            }
+            self._sized = (size, layouts)
+        return self._sized[1]
 
     def _attempt(
         self, state: StreamState, policies: list[Policy], call: Call, *, everything: bool
@@ -244,9 +271,9 @@ class Stepper:
             if step.record.gates or self._signature is not None or not _foreign(error):
                 raise
             # The first frame, and not even its tokens were made: the frame does not suit the model.
-            raise FrameError(
-                f"The model cannot take this frame, {self._described}: {error}"
-            ) from error
+            frame = self._described
+            what = "" if frame is None else f", {_describe(_signature(frame))}"
+            raise FrameError(f"The model cannot take this frame{what}: {error}") from error
         finally:
             self._session.step = None
 
@@ -254,7 +281,7 @@ class Stepper:
         """What the frame must be like; None before the first."""
         return self._signature
 
-    def _check_call(self, frame: Tensor) -> None:
+    def _check_call(self, frame: Tensor, weights: Census) -> None:
         if frame.shape[0] == 0:
             raise FrameError("A batch of no frames; pass at least one.")
         if frame.requires_grad and torch.is_grad_enabled():
@@ -262,13 +289,12 @@ class Stepper:
                 "The frame requires gradients, which do not flow through a stream's memory. Call "
                 "the model outside the stream to train, or pass frame.detach()."
             )
-        trunks = [trunk for trunk, _ in self._session.trunks.values()]
-        if self.model.training or any(m.training for trunk in trunks for m in trunk.modules()):
+        if any([module.training for module in weights.watched]):
             raise TrainingModeError(
                 "The model is in training mode: dropout and drop path would be remembered. Call "
                 "model.eval() first."
             )
-        device = next((p.device for trunk in trunks for p in trunk.parameters()), frame.device)
+        device = weights.device or frame.device
         if frame.device != device:
             raise FrameError(f"The frame is on {frame.device}, the model on {device}; move one.")
         expected = self._expected(frame)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from eventful.config import Config
 from eventful.errors import NonFiniteError, UnsupportedError
 from eventful.layout import TokenLayout
 from eventful.policies import Dials, Policy, dials_of
-from eventful.residence import Launch, Residence
+from eventful.residence import Launch, Outcome, Residence
 from eventful.slots import SlotState
 from eventful.state import StreamState
 from eventful.step import FlushRequired, StepRecord, join_records
@@ -28,16 +29,11 @@ class _Ticket:
 
     Attributes:
         slots, frames: the streams of the step, and their counts of frames before it.
-        report: (B, 3), complete once `told` has passed; see `ops.pick`.
-        sound: (B,), complete once `done` has passed: whether the outputs were finite.
     """
 
     slots: list[int]
     frames: list[int]
-    report: Tensor
-    sound: Tensor
-    told: Any
-    done: Any
+    outcome: Outcome
 
 
 class Tenancy:
@@ -71,7 +67,7 @@ class Tenancy:
         last, before = self._pending, self._before
         self._pending, self._before = [], last
         for ticket in last:
-            _wait(ticket.told)
+            _wait(ticket.outcome.told)
         if last:  # steps come in order, so the one before the last is done
             self._check_sound(before, state)
         bad = [slot for ticket in last for slot in self._read(ticket, state)]
@@ -87,7 +83,7 @@ class Tenancy:
         """Take in a report; returns the slots whose frame was not finite."""
         bad = []
         for slot, frames, (wanted, finite, cut) in zip(
-            ticket.slots, ticket.frames, ticket.report.tolist(), strict=True
+            ticket.slots, ticket.frames, ticket.outcome.report.tolist(), strict=True
         ):
             if slot not in state.rows:
                 continue
@@ -105,7 +101,10 @@ class Tenancy:
             slot
             for ticket in tickets
             for slot, sound, told in zip(
-                ticket.slots, ticket.sound.tolist(), ticket.report.tolist(), strict=True
+                ticket.slots,
+                ticket.outcome.sound.tolist(),
+                ticket.outcome.report.tolist(),
+                strict=True,
             )
             if slot in state.rows and told[1] and not sound
         ]
@@ -129,7 +128,7 @@ class Tenancy:
         maps: bool,
         capture: bool,
         everything: bool = False,
-    ) -> tuple[Any, StepRecord]:
+    ) -> tuple[Any, Callable[[], StepRecord]]:
         """Run one step of the streams in `state`, whose counts of frames are brought up to date.
 
         Streams that have to flush do so in a pass of their own, so that the others stay cheap.
@@ -152,7 +151,7 @@ class Tenancy:
             state.put(rows, part)
         places = torch.tensor(late + rest, device=call.frame.device).argsort()
         result = _join([result for result, _ in parts], places, len(state))
-        return result, join_records([record for _, record in parts], places)
+        return result, lambda: join_records([record() for _, record in parts], places)
 
     def _pass(
         self,
@@ -164,28 +163,28 @@ class Tenancy:
         flush: bool,
         maps: bool,
         capture: bool,
-    ) -> tuple[Any, StepRecord]:
+    ) -> tuple[Any, Callable[[], StepRecord]]:
         (layout,) = layouts.values()
         dials = [d for policy in policies if (d := dials_of(policy, layout.tokens)) is not None]
         width = layout.tokens if flush else self._width(dials, state, layout)
         before = list(state.frames)
         try:
-            result, record, host, events = self.residence.step(
+            outcome = self.residence.step(
                 call, state, dials, policies, layouts, width, launch,
                 flush=flush, maps=maps, capture=capture,
             )  # fmt: skip
         except FlushRequired:
             return self._pass(call, state, policies, layouts, launch, True, maps, capture)
         state.frames = [0 if flush else n + 1 for n in before]
-        self._pending.append(_Ticket(list(state.rows), before, *host, *events))
-        return result, record
+        self._pending.append(_Ticket(list(state.rows), before, outcome))
+        return outcome.result, outcome.record
 
     def settle_now(self, state: SlotState) -> None:
         """With check='sync', wait for the step just queued and raise if it failed."""
         if self._check == "sync":
             tickets, self._before = self._pending, []
             for ticket in tickets:
-                _wait(ticket.done)
+                _wait(ticket.outcome.done)
             self.settle(state)
             self._before = []
             self._check_sound(tickets, state)

@@ -17,21 +17,98 @@ _CHANGED = (
 )
 
 
-class WeightGuard:
-    """Remembers the weights a stream's state was computed with.
+class Census:
+    """The modules and parameters of a model as they are at one moment.
 
-    A change shows in a parameter's version counter (in-place writes), its pointer
-    (replaced or moved data), the parameter or module object (assignment) or the session's
-    count of loaded state dicts.
+    A change shows in a module or parameter object (assignment), a parameter's pointer
+    (replaced or moved data), its version counter (in-place writes) or the session's count of
+    loaded state dicts. Taken once and compared often, so it is kept as flat lists.
+
+    Attributes:
+        modules: every module, the model first.
+        watched: the model and the modules of its trunks.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, model: nn.Module, session: Session) -> None:
+        self.modules = list(model.modules())
+        trunks = {id(m) for trunk, _ in session.trunks.values() for m in trunk.modules()}
+        self.watched = [model, *(m for m in self.modules[1:] if id(m) in trunks)]
         self._session = session
-        self._known: list[Any] | None = None
+        self._loads = session.loads
+        self._children = [(m._modules, dict(m._modules)) for m in self.modules]
+        self._trunk: list[_Held] = []
+        self._rest: list[_Held] = []
+        for module in self.modules:
+            held = self._trunk if id(module) in trunks else self._rest
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    stamp = (parameter.data_ptr(), _version(parameter))
+                    held.append((module._parameters, name, parameter, *stamp))
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the trunks are; None if they have no weights."""
+        return self._trunk[0][2].device if self._trunk else None
+
+    def same_modules(self) -> bool:
+        """Whether the model still consists of the same module objects."""
+        return all(
+            len(now) == len(then) and all(now[name] is then[name] for name in then)
+            for now, then in self._children
+            if then or now
+        )
+
+    def same_state(self) -> bool:
+        """Whether memory computed with these weights still fits them."""
+        return (
+            self._loads == self._session.loads
+            and self.same_modules()
+            and all(
+                held.get(name) is parameter
+                and parameter.data_ptr() == pointer
+                and _version(parameter) == version
+                for held, name, parameter, pointer, version in self._trunk
+            )
+        )
+
+    def same_places(self) -> bool:
+        """Whether every weight, also outside the trunks, still lies where it lay."""
+        return all(
+            held.get(name) is parameter and parameter.data_ptr() == pointer
+            for held, name, parameter, pointer, _ in self._rest
+        )
+
+    def agrees(self, other: Census) -> bool:
+        """Whether two censuses saw the same modules and weights."""
+        if self is other:
+            return True
+
+        def seen(census: Census) -> list[Any]:
+            modules = [id(module) for module in census.modules]
+            return [*modules, *((id(h[2]), *h[3:]) for h in (*census._trunk, *census._rest))]
+
+        return self._loads == other._loads and seen(self) == seen(other)
+
+
+# The dict that holds a parameter, its name there, the parameter, its pointer and version.
+_Held = tuple[dict[str, Any], str, Tensor, int, int]
+
+
+def _version(parameter: Tensor) -> int:
+    return -1 if parameter.is_inference() else parameter._version
+
+
+class WeightGuard:
+    """Remembers the weights a stream's state was computed with."""
+
+    def __init__(self, model: nn.Module, session: Session) -> None:
+        self._model = model
+        self._session = session
+        self._known: Census | None = None
 
     def forget(self) -> None:
         """Accept any weights at the next step; not those of a state dict loaded since the last."""
-        if self._known is not None and self._known[0] != self._session.loads:
+        if self._known is not None and self._known._loads != self._session.loads:
             raise WeightsChangedError(_CHANGED)
         self._known = None
 
@@ -39,23 +116,19 @@ class WeightGuard:
         """Accept any weights at the next step."""
         self._known = None
 
-    def check(self) -> list[Any]:
-        """Raise if the weights are not the remembered ones; returns their stamp."""
-        stamp: list[Any] = [self._session.loads]
-        for trunk, _ in self._session.trunks.values():
-            for module in trunk.modules():
-                stamp.append(id(module))
-                for parameter in module._parameters.values():
-                    if parameter is not None:
-                        version = -1 if parameter.is_inference() else parameter._version
-                        stamp.append((id(parameter), parameter.data_ptr(), version))
-        if self._known is not None and self._known != stamp:
+    def check(self) -> Census:
+        """Raise if the trunks' weights are not the remembered ones; returns the census."""
+        if self._known is None:
+            return Census(self._model, self._session)
+        if not self._known.same_state():
             raise WeightsChangedError(_CHANGED)
-        return stamp
+        if not self._known.same_places():
+            return Census(self._model, self._session)
+        return self._known
 
-    def remember(self, stamp: list[Any]) -> None:
+    def remember(self, census: Census) -> None:
         """Take these weights as the ones the state was computed with."""
-        self._known = stamp
+        self._known = census
 
 
 def fingerprint(session: Session) -> str:

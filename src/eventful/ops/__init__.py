@@ -25,6 +25,7 @@ attend_windows = operation(_reference.attend_windows)
 error_norm = operation(_reference.error_norm)
 pick = operation(_reference.pick)
 relative_logits = operation(_reference.relative_logits)
+take_slots = operation(_reference.take_slots)
 write_rows_ = operation(_reference.write_rows_)
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "relative_logits",
     "scatter_",
     "split_heads",
+    "take_slots",
     "use_backend",
     "wanted_tokens",
     "why_not",

@@ -13,6 +13,7 @@ from eventful.ops.reference import (
     error_norm,
     pick,
     relative_logits,
+    take_slots,
     window_map,
     write_rows_,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "error_norm",
     "pick",
     "relative_logits",
+    "take_slots",
     "write_rows_",
 ]
 

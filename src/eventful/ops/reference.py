@@ -13,9 +13,14 @@ import torch
 from torch import Tensor
 
 
+def take_slots(memory: Tensor, slots: Tensor) -> Tensor:
+    """A copy (B, ...) of the rows `slots` (B,) of a memory (S, ...)."""
+    return memory.index_select(0, slots)
+
+
 def held(memory: Tensor, slots: Tensor | None) -> Tensor:
     """The rows of a memory (S, ...) that B streams own: row `slots[b]`, or row b without slots."""
-    return memory if slots is None else memory.index_select(0, slots)
+    return memory if slots is None else take_slots(memory, slots)
 
 
 def error_norm(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eventful.ops.triton.attention import attend, relative_logits
 from eventful.ops.triton.gates import MOST_TOKENS, error_norm, pick
-from eventful.ops.triton.rows import add_norm, write_rows_
+from eventful.ops.triton.rows import add_norm, take_slots, write_rows_
 from eventful.ops.triton.windows import attend_windows
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "pick",
     "refuse",
     "relative_logits",
+    "take_slots",
     "write_rows_",
 ]
 
@@ -111,10 +112,15 @@ def _attend_windows(q: Tensor, k: Tensor, v: Tensor, *rest: object, **named: obj
     return None if q.shape[-1] <= 256 else "heads are wider than 256"
 
 
+def _take_slots(memory: Tensor, slots: Tensor) -> str | None:
+    return None if memory.is_contiguous() else "the memory is not contiguous"
+
+
 _CHECKS: dict[str, Callable[..., str | None]] = {
     "error_norm": _error_norm,
     "pick": _pick,
     "add_norm": _add_norm,
     "attend": _attend,
     "attend_windows": _attend_windows,
+    "take_slots": _take_slots,
 }

@@ -9,6 +9,60 @@ from torch import Tensor
 
 
 @triton.jit
+def _fold(
+    rows, k, v, aside, down, place, real, tile, top, weight, total,
+    keys, key_width, stride_kn, stride_vn, scale,
+    HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, K: tl.constexpr, RELATIVE: tl.constexpr,
+    ROW_PAD: tl.constexpr, FULL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys and values into the running maximum, weight and sum of the queries."""
+    d = tl.arange(0, HEAD_PAD)
+    fits = d < HEAD
+    lane = tl.arange(0, K)
+    if RELATIVE:  # a tile holds whole rows of the key grid, each padded to ROW_PAD
+        height = keys // key_width
+        line = tile * (K // ROW_PAD) + lane // ROW_PAD
+        n = line * key_width + lane % ROW_PAD
+        valid = (lane % ROW_PAD < key_width) & (line < height)
+    else:
+        n = tile * K + lane
+        valid = n < keys
+    if FULL and HEAD == HEAD_PAD:
+        kt = tl.load(k + n[None, :] * stride_kn + d[:, None])
+        values = tl.load(v + n[:, None] * stride_vn + d[None, :])
+    else:
+        kt = tl.load(
+            k + n[None, :] * stride_kn + d[:, None],
+            mask=valid[None, :] & fits[:, None], other=0.0,
+        )  # fmt: skip
+        values = tl.load(
+            v + n[:, None] * stride_vn + d[None, :],
+            mask=valid[:, None] & fits[None, :], other=0.0,
+        )  # fmt: skip
+    score = tl.dot(rows, kt, input_precision=PRECISION) * (scale * 1.4426950408889634)
+    if RELATIVE:
+        if K == ROW_PAD:
+            below = tl.load(down + place * height + tile, mask=real & (tile < height), other=0.0)
+            score += (aside.to(tl.float32) + below.to(tl.float32)[:, None]) * 1.4426950408889634
+        else:
+            below = tl.load(
+                down + place[:, None] * height + line[None, :],
+                mask=real[:, None] & (line < height)[None, :], other=0.0,
+            )  # fmt: skip
+            score += (aside.to(tl.float32) + below.to(tl.float32)) * 1.4426950408889634
+    if not FULL:
+        score = tl.where(valid[None, :], score, -float("inf"))
+    higher = tl.maximum(top, tl.max(score, axis=1))
+    share = tl.exp2(score - higher[:, None])
+    shrink = tl.exp2(top - higher)
+    weight = weight * shrink + tl.sum(share, axis=1)
+    total = tl.dot(
+        share.to(values.dtype), values, total * shrink[:, None], input_precision=PRECISION
+    )
+    return higher, weight, total
+
+
+@triton.jit
 def _attend(
     q, k, v, down, across, slots, out, lse,
     queries, keys, key_width, heads, scale,
@@ -16,7 +70,8 @@ def _attend(
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     TILES: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr,
     K: tl.constexpr, SPLIT: tl.constexpr, RELATIVE: tl.constexpr, ROW_PAD: tl.constexpr,
-    EVEN: tl.constexpr, HAS_SLOTS: tl.constexpr, WITH_LSE: tl.constexpr, PRECISION: tl.constexpr,
+    FULL: tl.constexpr, TAIL: tl.constexpr, HAS_SLOTS: tl.constexpr, WITH_LSE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(1)
     part = tl.program_id(2)
@@ -26,22 +81,15 @@ def _attend(
     m = tl.program_id(0) * M + tl.arange(0, M)
     d = tl.arange(0, HEAD_PAD)
     real = m < queries
-    fits = d < HEAD
-    at = (
-        q + stream * stride_qb + head * stride_qh + m[:, None].to(tl.int64) * stride_qm + d[None, :]
-    )
-    if HEAD == HEAD_PAD:
-        rows = tl.load(at, mask=real[:, None], other=0.0)
-    else:
-        rows = tl.load(at, mask=real[:, None] & fits[None, :], other=0.0)
+    keep = real[:, None] & (d < HEAD)[None, :]
+    at = q + stream * stride_qb + head * stride_qh
+    rows = tl.load(at + m.to(tl.int64)[:, None] * stride_qm + d[None, :], mask=keep, other=0.0)
     k += slot * stride_kb + head * stride_kh
     v += slot * stride_vb + head * stride_vh
-
-    lane = tl.arange(0, K)
-    if RELATIVE:  # a tile holds whole rows of the key grid, each padded to ROW_PAD
-        height = keys // key_width
-        column = lane % ROW_PAD
-        place = (stream * queries + m.to(tl.int64)) * heads + head
+    place = (stream * queries + m.to(tl.int64)) * heads + head
+    aside = rows
+    if RELATIVE:
+        column = tl.arange(0, K) % ROW_PAD
         aside = tl.load(
             across + place[:, None] * key_width + column[None, :],
             mask=real[:, None] & (column < key_width)[None, :], other=0.0,
@@ -51,64 +99,30 @@ def _attend(
     weight = tl.zeros([M], dtype=tl.float32)
     total = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
     for step in range(TILES):  # the first holds a key in any case, so `top` is finite after it
-        tile = part * TILES + step
-        if RELATIVE:
-            line = tile * (K // ROW_PAD) + lane // ROW_PAD
-            n = line * key_width + column
-            valid = (column < key_width) & (line < height)
-        else:
-            n = tile * K + lane
-            valid = n < keys
-        if EVEN and HEAD == HEAD_PAD:
-            kt = tl.load(k + n[None, :] * stride_kn + d[:, None])
-        else:
-            kt = tl.load(
-                k + n[None, :] * stride_kn + d[:, None],
-                mask=valid[None, :] & fits[:, None], other=0.0,
+        top, weight, total = _fold(
+            rows, k, v, aside, down, place, real, part * TILES + step, top, weight, total,
+            keys, key_width, stride_kn, stride_vn, scale,
+            HEAD, HEAD_PAD, K, RELATIVE, ROW_PAD, FULL, PRECISION,
+        )  # fmt: skip
+    if TAIL:  # noqa: SIM102 - what is left of the keys, masked, so that the loop need not be
+        if part == tl.num_programs(2) - 1:
+            top, weight, total = _fold(
+                rows, k, v, aside, down, place, real, keys // K, top, weight, total,
+                keys, key_width, stride_kn, stride_vn, scale,
+                HEAD, HEAD_PAD, K, RELATIVE, ROW_PAD, False, PRECISION,
             )  # fmt: skip
-        score = tl.dot(rows, kt, input_precision=PRECISION) * (scale * 1.4426950408889634)
-        if RELATIVE:
-            if K == ROW_PAD:
-                below = tl.load(
-                    down + place * height + tile, mask=real & (tile < height), other=0.0
-                )
-                score += (aside.to(tl.float32) + below.to(tl.float32)[:, None]) * 1.4426950408889634
-            else:
-                below = tl.load(
-                    down + place[:, None] * height + line[None, :],
-                    mask=real[:, None] & (line < height)[None, :], other=0.0,
-                )  # fmt: skip
-                score += (aside.to(tl.float32) + below.to(tl.float32)) * 1.4426950408889634
-        if not EVEN:
-            score = tl.where(valid[None, :], score, -float("inf"))
-        higher = tl.maximum(top, tl.max(score, axis=1))
-        share = tl.exp2(score - higher[:, None])
-        shrink = tl.exp2(top - higher)
-        weight = weight * shrink + tl.sum(share, axis=1)
-        total = total * shrink[:, None]
-        if EVEN and HEAD == HEAD_PAD:
-            values = tl.load(v + n[:, None] * stride_vn + d[None, :])
-        else:
-            values = tl.load(
-                v + n[:, None] * stride_vn + d[None, :],
-                mask=valid[:, None] & fits[None, :], other=0.0,
-            )  # fmt: skip
-        total = tl.dot(share.to(values.dtype), values, total, input_precision=PRECISION)
-        top = higher
 
     total = total / weight[:, None]
     found = top + tl.log2(weight)
-    keep = real[:, None] & fits[None, :]
     if SPLIT:
-        place = ((part.to(tl.int64) * tl.num_programs(1) // heads + stream) * queries + m) * heads
-        place = place + head
+        streams = tl.num_programs(1) // heads
+        place += part.to(tl.int64) * streams * queries * heads
         tl.store(out + place[:, None] * HEAD + d[None, :], total, mask=keep)
         tl.store(lse + place, found, mask=real)
     else:
         at = out + stream * stride_ob + head * stride_oh + m[:, None].to(tl.int64) * stride_om
         tl.store(at + d[None, :], total.to(out.dtype.element_ty), mask=keep)
         if WITH_LSE:
-            place = (stream * queries + m) * heads + head
             tl.store(lse + place, found / 1.4426950408889634, mask=real)
 
 
@@ -155,8 +169,10 @@ def shape_of(queries: int, tiles: int, pairs: int, device: torch.device) -> tupl
     """Queries per program and number of splits, to have three programs per multiprocessor."""
     rows = 64 if queries > 16 else 16
     programs = triton.cdiv(queries, rows) * pairs
-    splits = max(1, round(3 * _multiprocessors(device) / programs))
-    return rows, min(splits, tiles, 16)
+    wanted = max(1, min(round(3 * _multiprocessors(device) / programs), tiles, 16))
+    # Splits of equal length need no masks: take the nearest number that divides the tiles.
+    near = [n for n in range(max(1, wanted - 1), min(wanted + 2, tiles + 1)) if tiles % n == 0]
+    return rows, min(near, key=lambda n: abs(n - wanted), default=wanted)
 
 
 def run(
@@ -177,21 +193,25 @@ def run(
     """Attention output (B, M, H, d) and log-sum-exp (B, M, H)."""
     batch, heads, queries, head = q.shape
     keys = k.shape[2]
-    row_pad, key_width = 1, 1
-    even = keys % lanes == 0
+    row_pad, key_width, tail = 1, 1, False
     if relative is not None:
         height, key_width = relative[0].shape[-1], relative[1].shape[-1]
         row_pad = max(16, triton.next_power_of_2(key_width))
         lanes = max(lanes, row_pad)
-        even = key_width == row_pad and height % (lanes // row_pad) == 0
         tiles = triton.cdiv(height, lanes // row_pad)
+        full = key_width == row_pad and height % (lanes // row_pad) == 0
     else:
-        tiles = triton.cdiv(keys, lanes)
+        tail = keys > lanes and keys % lanes > 0
+        tiles = keys // lanes if tail else triton.cdiv(keys, lanes)
+        full = tail or keys % lanes == 0
     auto_rows, auto_splits = shape_of(queries, tiles, batch * heads, q.device)
     rows, splits = rows or auto_rows, splits or auto_splits
     per_split = triton.cdiv(tiles, splits)
     splits = triton.cdiv(tiles, per_split)
-    even = even and tiles == splits * per_split
+    if tiles != splits * per_split:  # the last split runs past the end, so every tile is masked
+        tiles, full, tail = tiles + tail, False, False
+        per_split = triton.cdiv(tiles, splits)
+        splits = triton.cdiv(tiles, per_split)
     kind = torch.float32 if with_lse else q.dtype
     out = torch.empty(batch, queries, heads, head, dtype=kind, device=q.device)
     lse = (
@@ -218,7 +238,7 @@ def run(
         v.stride(0), v.stride(1), v.stride(2),
         out.stride(0), out.stride(2), out.stride(1),
         TILES=per_split, HEAD=head, HEAD_PAD=pad, M=rows, K=lanes,
-        SPLIT=split, RELATIVE=relative is not None, ROW_PAD=row_pad, EVEN=even,
+        SPLIT=split, RELATIVE=relative is not None, ROW_PAD=row_pad, FULL=full, TAIL=tail,
         HAS_SLOTS=slots is not None, WITH_LSE=with_lse, PRECISION=precision(q.dtype),
         num_warps=warps or (4 if rows <= 64 else 8), num_stages=stages,
     )  # fmt: skip

@@ -75,8 +75,8 @@ def _pick(
     my_raw = mine.to(tl.int32, bitcast=True)  # errors are not negative: their bits order as they do
     my_key = tl.where(_forced(i, tokens, prefix, suffix, period, turn), 0x7FFFFFFF, my_raw)
 
-    rank = tl.zeros([OWN], dtype=tl.int32)
-    raw_rank = tl.zeros([OWN], dtype=tl.int32)
+    behind = tl.zeros([OWN, OTHER], dtype=tl.int32)  # summed over tokens after the loop: once
+    raw_behind = tl.zeros([OWN, OTHER], dtype=tl.int32)
     bad = tl.zeros([OTHER], dtype=tl.int32)
     above = tl.zeros([OTHER], dtype=tl.int32)
     least = tl.zeros([OTHER], dtype=tl.int32)
@@ -93,12 +93,14 @@ def _pick(
         key = tl.where(forced, 0x7FFFFFFF, raw)
         first = j[None, :] < i[:, None]
         ahead = (key[None, :] > my_key[:, None]) | ((key[None, :] == my_key[:, None]) & first)
-        rank += tl.sum(ahead.to(tl.int32), axis=1)
+        behind += ahead.to(tl.int32)
         if SCENE:
             far += (real & (error > cut_factor * before)).to(tl.int32)
             ahead = (raw[None, :] > my_raw[:, None]) | ((raw[None, :] == my_raw[:, None]) & first)
-            raw_rank += tl.sum(ahead.to(tl.int32), axis=1)
+            raw_behind += ahead.to(tl.int32)
 
+    rank = tl.sum(behind, axis=1)
+    raw_rank = tl.sum(raw_behind, axis=1)
     finite = tl.sum(bad, axis=0) == 0
     wanted = tl.maximum(tl.sum(least, axis=0), tl.minimum(cap, tl.sum(above, axis=0)))
     wanted = tl.where((cap > 0) & finite, wanted, 0).to(tl.int32)
@@ -150,7 +152,7 @@ def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
     index = torch.empty(batch, width, dtype=torch.int64, device=device)
     count = torch.empty(batch, dtype=torch.int64, device=device)
     places = torch.empty(batch, tokens, dtype=torch.int32, device=device)
-    own, other = 32, 256
+    own, other = 32, 128
     cut = rule.cut or (0.0, 0.0, 0.0)
     _pick[(triton.cdiv(tokens, own), batch)](
         error, rule.level, rule.cap, rule.turn if rule.turn is not None else count,

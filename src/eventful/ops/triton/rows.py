@@ -98,3 +98,24 @@ def add_norm(
         num_warps=2 if block <= 1024 else 4,
     )  # fmt: skip
     return total, normed
+
+
+@triton.jit
+def _take_slots(memory, slots, out, size, BLOCK: tl.constexpr):
+    stream = tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + stream).to(tl.int64)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(memory + slot * size + at, mask=at < size)
+    tl.store(out + stream * size + at, values, mask=at < size)
+
+
+def take_slots(memory: Tensor, slots: Tensor) -> Tensor:
+    """See `reference.take_slots`."""
+    out = torch.empty(len(slots), *memory.shape[1:], dtype=memory.dtype, device=memory.device)
+    size = memory[0].numel()
+    block = 4096
+    if size:
+        _take_slots[(triton.cdiv(size, block), len(slots))](
+            memory, slots, out, size, BLOCK=block, num_warps=8
+        )
+    return out

@@ -34,10 +34,10 @@ def _attend_windows(
     y = top_y + spot // WIDE
     x = left_x + spot % WIDE
     inside = (spot < TALL * WIDE) & (y < height) & (x < width)
-    m = tl.load(places + stream * height * width + y * width + x, mask=inside, other=-1)
-    real = m >= 0
+    held_at = tl.load(places + stream * height * width + y * width + x, mask=inside, other=-1)
+    real = held_at >= 0
     if tl.sum(real.to(tl.int32), axis=0) > 0:
-        m = tl.where(real, m, 0).to(tl.int64)
+        m = tl.where(real, held_at, 0).to(tl.int64)
         d = tl.arange(0, HEAD_PAD)
         fits = d < HEAD
         rows = tl.load(
