@@ -160,13 +160,15 @@ def test_take_slots(backend, kind, shape, poison):
 @both
 @kinds
 @pytest.mark.parametrize("affine", [True, False])
-def test_add_norm(backend, kind, affine, poison):
+@pytest.mark.parametrize("scaled", [True, False])
+def test_add_norm(backend, kind, affine, scaled, poison):
     tokens, update = (make(2, 9, 50, kind=kind, seed=s) for s in (0, 1))
     weight, bias = (make(50, kind=kind, seed=s) for s in (2, 3)) if affine else (None, None)
-    expected = reference.add_norm(tokens, update, weight, bias, 1e-6)
+    scale = make(50, kind=kind, seed=4) if scaled else None
+    expected = reference.add_norm(tokens, update, scale, weight, bias, 1e-6)
     with eventful.use_backend(backend):
-        found = ops.add_norm(tokens, update, weight, bias, 1e-6)
-    assert torch.equal(found[0], expected[0])
+        found = ops.add_norm(tokens, update, scale, weight, bias, 1e-6)
+    close(found[0], expected[0], kind)
     close(found[1], expected[1], kind)
 
 
@@ -280,7 +282,7 @@ class TestForcing:
         original = reference.add_norm
         monkeypatch.setattr(reference, "add_norm", lambda *a: calls.append(1) or original(*a))
         with eventful.use_backend("reference"):
-            ops.add_norm(make(1, 2, 4), make(1, 2, 4), None, None, 1e-5)
+            ops.add_norm(make(1, 2, 4), make(1, 2, 4), None, None, None, 1e-5)
         assert calls == [1]
 
 

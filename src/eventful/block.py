@@ -50,12 +50,12 @@ def _operator(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
     attended, work = _attend(spec, step, chosen, qkv, positions)
 
     through = choose(step, spec, "projection", attended)
-    rows = spec.project(through.gather(attended))
+    rows = spec.projected(through.gather(attended))
     step.state.write(spec.slot("projection"), through, rows)
     y = x + step.state[spec.slot("projection")]
 
     passed, normed = _gate_normed(spec, step, "mlp", spec.norm2, y)
-    step.state.write(spec.slot("mlp"), passed, spec.mlp(normed))
+    step.state.write(spec.slot("mlp"), passed, spec.transformed(normed))
     z = y + step.state[spec.slot("mlp")]
 
     work |= {"qkv": chosen.counts, "projection": through.counts, "mlp": passed.counts}
@@ -103,20 +103,19 @@ def _whole(
     state.write_all({spec.slot("key"): k, spec.slot("value"): v}, chosen)
     if spec.window is not None:
         windowed = WindowedAttention.of(step, spec, tokens, positions)
-        k, v = (state.raw(spec.slot(name)) for name in ("key", "value"))
-        attended = windowed.selected_queries(q, k, v, chosen, state.slots)
+        attended = windowed.selected_queries(step, q, chosen)
         touched = step.shared(("touched", spec.trunk, spec.window), lambda: windowed.count(chosen))
         work = {"keys": chosen.counts, "windows": touched}
     else:
         attention = GlobalAttention.of(step, spec, chosen)
         attended = attention.selected_queries(q)
         work = {"keys": attention.keys.counts}
-    y, normed = _add_norm(tokens, spec.project(attended), spec.norm2)
+    y, normed = _add_norm(tokens, spec.project(attended), spec.project_scale, spec.norm2)
     count = chosen.counts
     _record(spec, step, {**work, "qkv": count, "projection": count, "mlp": count})
     if spec.next_norm is None or not is_layer_norm(spec.next_norm):
-        return y + spec.mlp(normed)
-    z, normed = _add_norm(y, spec.mlp(normed), spec.next_norm)
+        return y + spec.transformed(normed)
+    z, normed = _add_norm(y, spec.mlp(normed), spec.mlp_scale, spec.next_norm)
     step.cache[_NORMED] = (z, normed)
     return z
 
@@ -124,11 +123,13 @@ def _whole(
 _NORMED = "normed"
 
 
-def _add_norm(tokens: Tensor, update: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
+def _add_norm(
+    tokens: Tensor, update: Tensor, scale: Tensor | None, norm: Any
+) -> tuple[Tensor, Tensor]:
     """A residual sum and its norm, at once where the norm is an ordinary layer norm."""
     if is_layer_norm(norm):
-        return ops.add_norm(tokens, update, norm.weight, norm.bias, norm.eps)
-    total = tokens + update
+        return ops.add_norm(tokens, update, scale, norm.weight, norm.bias, norm.eps)
+    total = tokens + (update if scale is None else update * scale)
     return total, norm(total)
 
 

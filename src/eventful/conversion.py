@@ -78,9 +78,14 @@ class BlockForward:
 
     @property
     def spec(self) -> BlockSpec:
-        """Built from the block as it is: copies get their own, and so does a replaced submodule."""
+        """Built from the block as it is: replaced modules and parameters make a new one."""
         blocks = (self.block,) if self.following is None else (self.block, self.following)
-        parts = [id(module) for block in blocks for module in block.modules()]
+        parts = [
+            id(part)
+            for block in blocks
+            for module in block.modules()
+            for part in (module, *module._parameters.values())
+        ]
         if self._spec is None or parts != self._parts:
             trunk, adapter = self.session.trunks[self.trunk_name]
             after = None if self.following is None else adapter.spec(trunk, self.following).norm1

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from eventful.adapters.base import Session
 
 _FEW_CHANNELS = 4
+_ALIGNED = 16
 
 
 def embeds_patches(module: nn.Module) -> bool:
@@ -47,7 +48,12 @@ class PatchForward:
         rows, columns = height // tall, width // wide
         image = image[..., : rows * tall, : columns * wide]
         cells = image.reshape(batch, channels, rows, tall, columns, wide)
-        patches = cells.permute(0, 2, 4, 1, 3, 5).reshape(batch, rows * columns, -1)
-        weight = module.weight.flatten(1)
+        size = channels * tall * wide
+        room = -(-size // _ALIGNED) * _ALIGNED  # matrix units want rows of aligned length
+        patches = image.new_zeros(batch, rows, columns, room)
+        patches[..., :size].unflatten(-1, (channels, tall, wide)).copy_(
+            cells.permute(0, 2, 4, 1, 3, 5)
+        )
+        weight = F.pad(module.weight.flatten(1), (0, room - size))
         tokens = F.linear(patches, weight, module.bias)
-        return tokens.transpose(1, 2).unflatten(2, (rows, columns))
+        return tokens.permute(0, 3, 1, 2)

@@ -68,8 +68,7 @@ class _Work:
     """The fixed places of one shape of step, and its recording once there is one."""
 
     frame: Tensor
-    whole: Tensor  # (3, B) slot, turn, cap
-    real: Tensor  # (5, B) level, k, momentum, inertia, follows the noise
+    dials: Tensor  # (8, B) slot, turn, cap; level, k, momentum, inertia, follows the noise
     report: Tensor
     sound: Tensor
     uses: int = 0
@@ -89,7 +88,7 @@ class Outcome:
         result: the model's output.
         record: makes the record, which nobody may ask for.
         report, sound: see `Resident`, as they arrive on the host.
-        told, done: events after which `report` and `sound` are there.
+        told: event after which `report` is there; `sound` is there with the next step's.
     """
 
     result: Any
@@ -97,7 +96,6 @@ class Outcome:
     report: Tensor
     sound: Tensor
     told: Any
-    done: Any
 
 
 class Residence:
@@ -122,8 +120,12 @@ class Residence:
         if not self._seen or not census.agrees(self._seen[0]):
             self._seen.clear()
             self.constants.clear()
-            self._works.clear()
+            self._drop_works()
         self._seen = [census, *self._seen[:63]]
+
+    def _drop_works(self) -> None:
+        self._works.clear()
+        self._memory = None  # a memory pool ends with the last of its graphs
 
     def width(self, dials: Sequence[Dials], wanted: Sequence[int | None], layout: TokenLayout,
               depth: int) -> int:  # fmt: skip
@@ -190,7 +192,7 @@ class Residence:
         capture: bool,
     ) -> Outcome:
         if self.pool.generation != self._generation:
-            self._works.clear()
+            self._drop_works()
             self._generation = self.pool.generation
         noisy = any(dial.noise is not None for dial in dials)
         same = call.key()
@@ -203,12 +205,19 @@ class Residence:
         work.uses += 1
         cuda = call.frame.is_cuda
 
+        def start(step: Step) -> Any:
+            """The forward call, dials unpacked first."""
+            whole, real = work.dials[:3].long(), work.dials[3:].float()
+            state.slots, state.good = whole[0], None
+            resident = step.resident
+            assert resident is not None
+            resident.turn, resident.cap, resident.level = whole[1], whole[2], real[0]
+            resident.noise = real[1:] if noisy else None
+            return call.run(work.frame)
+
         def fresh() -> Step:
-            state.slots, state.good = work.whole[0], None
-            resident = Resident(
-                width, work.whole[1], work.real[0], work.whole[2],
-                work.real[1:] if noisy else None, work.report, work.sound,
-            )  # fmt: skip
+            none = work.report[:, 0]
+            resident = Resident(width, none, none, none, None, work.report, work.sound)
             return Step(
                 self.config, state, policies, [flush] * len(state), layouts, maps,
                 constants=self.constants, resident=resident,
@@ -226,7 +235,7 @@ class Residence:
 
         if cuda and capture and same is not None and not work.refused:
             if work.graphs is None and work.uses > 1:
-                self._record(work, call, fresh(), launch)
+                self._record(work, call, fresh(), launch, start)
             if work.graphs is not None:
                 work.graphs[0].replay()
                 tell()
@@ -239,32 +248,34 @@ class Residence:
                 if maps:
                     made = record()
                     record = partial(lambda value: value, made)
-                return Outcome(result, record, *host, told[0], _mark(cuda))
+                return Outcome(result, record, *host, told[0])
         step = fresh()
         assert step.resident is not None
         step.resident.gated = tell
-        result = launch(step, lambda: call.run(work.frame))
+        result = launch(step, lambda: start(step))
         host[1].copy_(work.sound, non_blocking=True)
-        return Outcome(result, lambda: step.record, *host, told[0] if told else None, _mark(cuda))
+        return Outcome(result, lambda: step.record, *host, told[0] if told else None)
 
     def _set_dials(self, work: _Work, state: SlotState, dials: list[Dials]) -> None:
-        whole = [state.rows, [n + 1 for n in state.frames], [d.cap for d in dials]]
-        noise = [d.noise or (0.0, 0.0, 0.0) for d in dials]
-        real = [
-            [d.level for d in dials],
-            *[[n[i] for n in noise] for i in range(3)],
-            [float(d.noise is not None) for d in dials],
+        noise = [dial.noise or (0.0, 0.0, 0.0) for dial in dials]
+        numbers = [
+            state.rows,
+            [frames + 1 for frames in state.frames],
+            [dial.cap for dial in dials],
+            [dial.level for dial in dials],
+            *[[values[i] for values in noise] for i in range(3)],
+            [dial.noise is not None for dial in dials],
         ]
-        for place, numbers in ((work.whole, whole), (work.real, real)):
-            made = torch.tensor(numbers, dtype=place.dtype, pin_memory=place.is_cuda)
-            place.copy_(made, non_blocking=True)
+        made = torch.tensor(numbers, dtype=torch.float64, pin_memory=work.dials.is_cuda)
+        work.dials.copy_(made, non_blocking=True)
 
-    def _record(self, work: _Work, call: Call, step: Step, launch: Launch) -> None:
+    def _record(
+        self, work: _Work, call: Call, step: Step, launch: Launch, start: Callable[[Step], Any]
+    ) -> None:
         """Record a step that ran before as two graphs; on failure it stays as it is."""
         device = call.frame.device
-        if self._memory is None:
-            self._memory = torch.cuda.graph_pool_handle()
-            self._side = torch.cuda.Stream(device)
+        self._memory = self._memory or torch.cuda.graph_pool_handle()
+        self._side = self._side or torch.cuda.Stream(device)
         graphs = (torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
         begun: list[Any] = []
         assert step.resident is not None
@@ -282,7 +293,7 @@ class Residence:
         try:
             with torch.cuda.stream(self._side):
                 begin(graphs[0])
-                work.result = launch(step, lambda: call.run(work.frame))
+                work.result = launch(step, lambda: start(step))
                 work.record, work.counts = step.record, _counts(step.record)
                 work.numbers = torch.stack([count.long() for count in work.counts])
                 begun.pop().capture_end()
@@ -306,8 +317,7 @@ def _places(frame: Tensor, batch: int) -> _Work:
 
     return _Work(
         frame=torch.empty_like(frame, memory_format=torch.contiguous_format),
-        whole=make(3, batch, dtype=torch.int64),
-        real=make(5, batch, dtype=torch.float32),
+        dials=make(8, batch, dtype=torch.float64),
         report=make(batch, 3, dtype=torch.int32),
         sound=make(batch, dtype=torch.bool),
     )

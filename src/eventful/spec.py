@@ -25,13 +25,14 @@ class BlockSpec:
 
     Every map is token-wise: it treats each token alone, so running it on some of the
     tokens gives the same rows as running it on all. `project` and `mlp` include whatever
-    the model puts between them and the residual sum, such as layer scale.
+    the model puts between them and the residual sum, but for a layer scale given apart.
 
     Attributes:
         module: the block itself.
         qkv: includes q/k norm and rotary position, hence the indices and the opaque
             `positions` that the adapter reads from the block's call.
         scale: factor on the query-key product.
+        project_scale, mlp_scale: layer scales (D,) on `project` and `mlp`; None without.
         window: window of the attention, None for global.
         relative: decomposed relative position, None without.
         next_norm: norm1 of the block that follows, None for the last.
@@ -54,6 +55,8 @@ class BlockSpec:
     mlp_cost: LinearCost
     window: tuple[int, int] | None = None
     relative: RelativeTables | None = None
+    project_scale: Tensor | None = None
+    mlp_scale: Tensor | None = None
     next_norm: TokenMap | None = None
     name: str = ""
     trunk: str = ""
@@ -61,6 +64,16 @@ class BlockSpec:
     depth: int = 1
     first: bool = False
     last: bool = False
+
+    def projected(self, attended: Tensor) -> Tensor:
+        """What attention adds to the tokens."""
+        update = self.project(attended)
+        return update if self.project_scale is None else update * self.project_scale
+
+    def transformed(self, normed: Tensor) -> Tensor:
+        """What the MLP adds to the tokens."""
+        update = self.mlp(normed)
+        return update if self.mlp_scale is None else update * self.mlp_scale
 
     def gate_name(self, kind: str) -> str:
         """Full name of one of the block's gates; the frame gate belongs to the trunk."""

@@ -133,20 +133,39 @@ class Stepper:
     def _run(self, rows: Sequence[int], policies: Sequence[Policy | None], call: Call) -> Any:
         """Step the streams in `rows`; on any exception the state is as it was."""
         self._settle()
-        weights = self._weights.check()
-        self._check_call(call.frame, weights)
-        ready = _policies_set(policies)
         self._described = call.frame
+        census = self._weights.known
+        recorded = census is not None and isinstance(self._state, SlotState)
+        if census is None or not recorded or not census.same_places():
+            recorded = False
+            census = self._weights.check()
+            _check_mode(census)
+        self._check_frame(call.frame, census)
+        ready = _policies_set(policies)
         if self._lodge(call.frame, ready):
-            result, record = self._resident_step(rows, ready, call, weights)
+            result, record = self._resident_step(rows, ready, call, census)
         else:
             result, record = self._plain_step(rows, ready, call)
+        if recorded:
+            self._check_late(rows)
         self._signature = _signature(call.frame)
-        self._weights.remember(weights)
+        self._weights.remember(census)
         self._last = record
         if self._tenancy is not None and isinstance(self._state, SlotState):
             self._tenancy.settle_now(self._state)
         return result
+
+    def _check_late(self, rows: Sequence[int]) -> None:
+        """What a device need not wait for: looked at while it is at work.
+
+        Where it raises, the step just queued does not count, and the streams recompute all.
+        """
+        try:
+            _check_mode(self._weights.check())
+        except EventfulError:
+            for row in rows:
+                self._state.frames[row] = -1
+            raise
 
     def _lodge(self, frame: Tensor, policies: list[Policy]) -> bool:
         """Have the state where the step wants it: in slots if it can be resident, else not."""
@@ -180,17 +199,17 @@ class Stepper:
         return self._tenancy
 
     def _resident_step(
-        self, rows: Sequence[int], policies: list[Policy], call: Call, weights: Census
+        self, rows: Sequence[int], policies: list[Policy], call: Call, census: Census
     ) -> tuple[Any, Callable[[], StepRecord]]:
         tenancy = self._tenancy_of(call.frame)
-        tenancy.residence.use_weights(weights)
+        tenancy.residence.use_weights(census)
         state = self._state.take(rows)
         assert isinstance(state, SlotState)
         clock = _start_clock(call.frame.device)
         try:
             result, record = tenancy.step(
                 call, state, policies, self._layouts(call.frame), self._launch,
-                maps=self.maps, capture=not hooked(weights.modules),
+                maps=self.maps, capture=not hooked(census.modules),
             )  # fmt: skip
         except BaseException:
             state.rollback()
@@ -281,7 +300,7 @@ class Stepper:
         """What the frame must be like; None before the first."""
         return self._signature
 
-    def _check_call(self, frame: Tensor, weights: Census) -> None:
+    def _check_frame(self, frame: Tensor, census: Census) -> None:
         if frame.shape[0] == 0:
             raise FrameError("A batch of no frames; pass at least one.")
         if frame.requires_grad and torch.is_grad_enabled():
@@ -289,12 +308,7 @@ class Stepper:
                 "The frame requires gradients, which do not flow through a stream's memory. Call "
                 "the model outside the stream to train, or pass frame.detach()."
             )
-        if any([module.training for module in weights.watched]):
-            raise TrainingModeError(
-                "The model is in training mode: dropout and drop path would be remembered. Call "
-                "model.eval() first."
-            )
-        device = weights.device or frame.device
+        device = census.device or frame.device
         if frame.device != device:
             raise FrameError(f"The frame is on {frame.device}, the model on {device}; move one.")
         expected = self._expected(frame)
@@ -304,6 +318,14 @@ class Stepper:
                 f"{_describe(_signature(frame))}. Convert the frame, or start over with "
                 "stream.reset()."
             )
+
+
+def _check_mode(census: Census) -> None:
+    if any([module.training for module in census.watched]):
+        raise TrainingModeError(
+            "The model is in training mode: dropout and drop path would be remembered. Call "
+            "model.eval() first."
+        )
 
 
 def _check_finite(frame: Tensor) -> None:

@@ -184,7 +184,8 @@ class Tenancy:
         if self._check == "sync":
             tickets, self._before = self._pending, []
             for ticket in tickets:
-                _wait(ticket.outcome.done)
+                if ticket.outcome.told is not None:
+                    torch.cuda.current_stream().synchronize()
             self.settle(state)
             self._before = []
             self._check_sound(tickets, state)
@@ -233,4 +234,4 @@ def residence_of(home: dict[Any, Residence], key: Any, config: Config) -> Reside
 
 def hooked(modules: list[torch.nn.Module]) -> bool:
     """Whether some module has hooks, which a recorded step would not run."""
-    return any(m._forward_hooks or m._forward_pre_hooks for m in modules)
+    return any([m._forward_hooks or m._forward_pre_hooks for m in modules])

@@ -106,6 +106,11 @@ class WeightGuard:
         self._session = session
         self._known: Census | None = None
 
+    @property
+    def known(self) -> Census | None:
+        """The census remembered, which may no longer hold."""
+        return self._known
+
     def forget(self) -> None:
         """Accept any weights at the next step; not those of a state dict loaded since the last."""
         if self._known is not None and self._known._loads != self._session.loads:

@@ -75,17 +75,21 @@ class WindowedAttention:
         out[stream[:, None].expand_as(index)[real], index[real]] = result[real].to(out.dtype)
         return out
 
-    def selected_queries(
-        self, q: Tensor, k: Tensor, v: Tensor, selection: Selection, slots: Tensor | None = None
-    ) -> Tensor:
-        """Attention of the selected queries (B, M, H*d) over their windows in K, V (S, N, H*d)."""
+    def selected_queries(self, step: Step, q: Tensor, selection: Selection) -> Tensor:
+        """Attention of the selected queries (B, M, H*d) over their windows in the buffers."""
+        state = step.state
+        k, v = (state.raw(self.spec.slot(name)) for name in ("key", "value"))
         qh, kh, vh = (ops.split_heads(part, self.spec.heads) for part in (q, k, v))
         parts = None
         if self.relative is not None:
-            parts = self.relative.logits(qh, self.map.place_of[selection.index])
+            place = step.shared(
+                ("place in window", self.windows, id(selection)),
+                lambda: self.map.place_of[selection.index],
+            )
+            parts = self.relative.logits(qh, place)
         pad = None if self.pad is None else (self.pad[1].flatten(), self.pad[2].flatten())
         out = ops.attend_windows(
-            qh, kh, vh, self.spec.scale, self.windows, selection.index, parts, pad, slots,
+            qh, kh, vh, self.spec.scale, self.windows, selection.index, parts, pad, state.slots,
             selection.places,
         )  # fmt: skip
         return ops.join_heads(out)
@@ -131,8 +135,7 @@ def update_windows(
     attention = WindowedAttention.of(step, spec, qkv[0], positions)
     if config.attention == "query" and config.windows == "touched":
         state.write_all({spec.slot("key"): qkv[1], spec.slot("value"): qkv[2]}, selection)
-        k, v = (state.raw(spec.slot(name)) for name in ("key", "value"))
-        rows = attention.selected_queries(qkv[0], k, v, selection, state.slots)
+        rows = attention.selected_queries(step, qkv[0], selection)
         state.write(spec.slot("attended"), selection, rows)
         return state[spec.slot("attended")], attention.count(selection)
     for name, part in zip(("query", "key", "value"), qkv, strict=True):

@@ -47,7 +47,8 @@ class TimmViT(TimmTrunk):
 
         post_norm = origin == f"{_PATH}.ResPostBlock"
         norms = (nn.Identity(), nn.Identity()) if post_norm else (block.norm1, block.norm2)
-        after = (block.norm1, block.norm2) if post_norm else (block.ls1, block.ls2)
+        scales = (None, None) if post_norm else (_gamma(block.ls1), _gamma(block.ls2))
+        after = (block.norm1, block.norm2) if post_norm else (nn.Identity(), nn.Identity())
         return BlockSpec(
             module=block,
             dim=attention.proj.out_features,
@@ -62,4 +63,17 @@ class TimmViT(TimmTrunk):
             qkv_cost=linear_cost(attention.qkv),
             project_cost=linear_cost(attention.proj),
             mlp_cost=linear_cost(block.mlp),
+            project_scale=scales[0],
+            mlp_scale=scales[1],
         )
+
+
+def _gamma(scale: nn.Module) -> Tensor | None:
+    """The factors of a layer scale; None where there is none."""
+    if isinstance(scale, nn.Identity):
+        return None
+    if type(scale).__name__ != "LayerScale":
+        raise Mismatch(f"its {type(scale).__name__} is not timm's LayerScale")
+    gamma = scale.gamma
+    assert isinstance(gamma, Tensor)
+    return gamma

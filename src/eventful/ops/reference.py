@@ -183,10 +183,20 @@ def write_rows_(
 
 
 def add_norm(
-    tokens: Tensor, update: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    tokens: Tensor,
+    update: Tensor,
+    scale: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """A residual sum and its layer norm, both (..., D)."""
-    total = tokens + update
+    """A residual sum and its layer norm, both (..., D).
+
+    Args:
+        scale: (D,) on the update, None without.
+        weight, bias: (D,) of the norm, None without.
+    """
+    total = tokens + (update if scale is None else update * scale)
     return total, torch.nn.functional.layer_norm(total, total.shape[-1:], weight, bias, eps)
 
 

@@ -45,11 +45,15 @@ def _fold(
             below = tl.load(down + place * height + tile, mask=real & (tile < height), other=0.0)
             score += (aside.to(tl.float32) + below.to(tl.float32)[:, None]) * 1.4426950408889634
         else:
+            LINES: tl.constexpr = K // ROW_PAD
+            each = tile * LINES + tl.arange(0, LINES)
             below = tl.load(
-                down + place[:, None] * height + line[None, :],
-                mask=real[:, None] & (line < height)[None, :], other=0.0,
-            )  # fmt: skip
-            score += (aside.to(tl.float32) + below.to(tl.float32)) * 1.4426950408889634
+                down + place[:, None] * height + each[None, :],
+                mask=real[:, None] & (each < height)[None, :], other=0.0,
+            ).to(tl.float32)  # fmt: skip
+            below = tl.broadcast_to(below[:, :, None], (place.shape[0], LINES, ROW_PAD))
+            below = tl.reshape(below, (place.shape[0], K))
+            score += (aside.to(tl.float32) + below) * 1.4426950408889634
     if not FULL:
         score = tl.where(valid[None, :], score, -float("inf"))
     higher = tl.maximum(top, tl.max(score, axis=1))

@@ -152,7 +152,7 @@ def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
     index = torch.empty(batch, width, dtype=torch.int64, device=device)
     count = torch.empty(batch, dtype=torch.int64, device=device)
     places = torch.empty(batch, tokens, dtype=torch.int32, device=device)
-    own, other = 32, 128
+    own, other = 8, min(1024, triton.next_power_of_2(tokens))
     cut = rule.cut or (0.0, 0.0, 0.0)
     _pick[(triton.cdiv(tokens, own), batch)](
         error, rule.level, rule.cap, rule.turn if rule.turn is not None else count,

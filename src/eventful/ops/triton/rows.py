@@ -59,14 +59,17 @@ def write_rows_(
 
 @triton.jit
 def _add_norm(
-    tokens, update, weight, bias, total, normed, width, eps,
-    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, WIDTH: tl.constexpr,
+    tokens, update, factor, weight, bias, total, normed, width, eps,
+    HAS_FACTOR: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
     inside = column < width
     x = tl.load(tokens + row * width + column, mask=inside, other=0.0)
     u = tl.load(update + row * width + column, mask=inside, other=0.0)
+    if HAS_FACTOR:  # rounded as the product would be on its own
+        f = tl.load(factor + column, mask=inside, other=0.0)
+        u = (u.to(tl.float32) * f.to(tl.float32)).to(u.dtype)
     x = (x.to(tl.float32) + u.to(tl.float32)).to(total.dtype.element_ty)
     tl.store(total + row * width + column, x, mask=inside)
     x = x.to(tl.float32)
@@ -82,7 +85,12 @@ def _add_norm(
 
 
 def add_norm(
-    tokens: Tensor, update: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    tokens: Tensor,
+    update: Tensor,
+    scale: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
 ) -> tuple[Tensor, Tensor]:
     """See `reference.add_norm`."""
     total, normed = torch.empty_like(tokens), torch.empty_like(tokens)
@@ -92,8 +100,9 @@ def add_norm(
         return total, normed
     block = triton.next_power_of_2(width)
     _add_norm[(rows,)](
-        tokens, update, tokens if weight is None else weight, tokens if bias is None else bias,
-        total, normed, width, eps,
+        tokens, update, tokens if scale is None else scale,
+        tokens if weight is None else weight, tokens if bias is None else bias,
+        total, normed, width, eps, HAS_FACTOR=scale is not None,
         HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, WIDTH=block,
         num_warps=2 if block <= 1024 else 4,
     )  # fmt: skip

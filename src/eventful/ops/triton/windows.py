@@ -46,6 +46,7 @@ def _attend_windows(
         )  # fmt: skip
         k += slot * stride_kb + head * stride_kh
         v += slot * stride_vb + head * stride_vh
+        LINES: tl.constexpr = K // ROW_PAD
         lane = tl.arange(0, K)
         column = lane % ROW_PAD
         place = (stream * queries + m) * heads + head
@@ -79,11 +80,13 @@ def _attend_windows(
                 values = tl.where(outside[:, None], pv[None, :], values)
             score = tl.dot(rows, kt, input_precision=PRECISION) * (scale * 1.4426950408889634)
             if RELATIVE:
+                each = step * LINES + tl.arange(0, LINES)
                 below = tl.load(
-                    down + place[:, None] * TALL + line[None, :],
-                    mask=real[:, None] & (line < TALL)[None, :], other=0.0,
+                    down + place[:, None] * TALL + each[None, :],
+                    mask=real[:, None] & (each < TALL)[None, :], other=0.0,
                 ).to(tl.float32)  # fmt: skip
-                score += (aside + below) * 1.4426950408889634
+                below = tl.broadcast_to(below[:, :, None], (M, LINES, ROW_PAD))
+                score += (aside + tl.reshape(below, (M, K))) * 1.4426950408889634
             score = tl.where(valid[None, :], score, -float("inf"))
             higher = tl.maximum(top, tl.max(score, axis=1))
             share = tl.exp2(score - higher[:, None])
@@ -115,6 +118,11 @@ def attend_windows(
     pad: tuple[Tensor, Tensor] | None = None,
     slots: Tensor | None = None,
     places: Tensor | None = None,
+    *,
+    rows: int | None = None,
+    lanes: int = 64,
+    warps: int = 4,
+    stages: int = 2,
 ) -> Tensor:
     """See `reference.attend_windows`."""
     if places is None:
@@ -124,12 +132,12 @@ def attend_windows(
         return out.gather(2, twin.expand_as(out))
     batch, heads, queries, head = q.shape
     (height, width), (tall, wide) = windows.grid, windows.window
-    out = torch.zeros(batch, queries, heads, head, dtype=q.dtype, device=q.device)
+    out = torch.empty(batch, queries, heads, head, dtype=q.dtype, device=q.device)
     if queries == 0:
         return out.transpose(1, 2)
     row_pad = triton.next_power_of_2(wide)
-    lanes = max(64, row_pad)
-    rows = 64 if tall * wide > 32 else 16
+    lanes = max(lanes, row_pad)
+    rows = rows or (64 if tall * wide > 32 else 16)
     q_tiles = triton.cdiv(tall * wide, rows)
     down, across = relative or (q, q)
     pad_k, pad_v = pad or (q, q)
@@ -141,6 +149,6 @@ def attend_windows(
         TALL=tall, WIDE=wide, ROW_PAD=row_pad, TILES=triton.cdiv(tall, lanes // row_pad),
         HEAD=head, HEAD_PAD=max(16, triton.next_power_of_2(head)), M=rows, K=lanes,
         RELATIVE=relative is not None, PADDED=pad is not None, HAS_SLOTS=slots is not None,
-        PRECISION=precision(q.dtype), num_warps=4, num_stages=2,
+        PRECISION=precision(q.dtype), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out.transpose(1, 2)
