@@ -252,6 +252,116 @@ def test_windows(backend, kind, grid, relative, known, poison):
     close(found, expected, kind)
 
 
+class TestExact:
+    """The parts of a resident step with gates around every operator."""
+
+    TOKENS, HEADS, HEAD, TAKEN = 70, 2, 16, 11
+
+    def selection(self, batch: int) -> ops.Picked:
+        index = tokens_of(batch, self.TAKEN, self.TOKENS, seed=3)
+        count = torch.tensor([self.TAKEN, 4, 0][:batch], device=DEVICE)
+        for stream in range(batch):
+            index[stream, int(count[stream]) :] = index[stream, 0]
+        places = torch.full((batch, self.TOKENS), -1, dtype=torch.int32, device=DEVICE)
+        for stream in range(batch):
+            valid = int(count[stream])
+            places[stream, index[stream, :valid]] = torch.arange(valid, device=DEVICE).int()
+        return ops.Picked(index, count, places)
+
+    def memory(self, kind: torch.dtype) -> ops.ExactMemory:
+        width = self.HEADS * self.HEAD
+        q, k, v = (make(5, self.TOKENS, width, kind=kind, seed=s) for s in (1, 2, 3))
+        qh, kh, vh = (ops.split_heads(x, self.HEADS) for x in (q, k, v))
+        out, lse = reference.attend_partial(qh, kh, vh, 0.25)
+        lse = lse.transpose(1, 2).contiguous()
+        return ops.ExactMemory(q, k, v, ops.join_heads(out).contiguous(), lse, 1 + lse.abs())
+
+    @both
+    @kinds
+    @pytest.mark.parametrize("normed", [True, False])
+    @pytest.mark.parametrize("form", ["plain", "update", "stored"])
+    def test_gates(self, backend, kind, normed, form, poison):
+        picked = self.selection(3)
+        slots = torch.tensor([4, 0, 2], device=DEVICE)
+        stored = form == "stored"
+        shape = (5 if stored else 3, 70, 48)
+        current = make(*shape, kind=torch.float32 if stored else kind)
+        update = make(5, 70, 48, kind=kind, seed=2) if form == "update" else None
+        norm = (
+            ops.LayerNorm(make(48, kind=kind), make(48, kind=kind, seed=1), 1e-6)
+            if normed
+            else None
+        )
+        found = []
+        for name in ("reference", backend):
+            memory = make(5, 70, 48, kind=kind, seed=9)
+            with eventful.use_backend(name):
+                total, error = ops.gate_error(current, memory, slots, norm, update, stored)
+                seen = current if stored else total
+                rows = ops.gate_rows(seen, memory, picked.index, picked.count, slots, norm, stored)
+            total = reference.held(current, slots) if stored else total
+            found.append((total, error, rows, memory))
+        for a, b in zip(*found, strict=True):
+            close(b, a, kind)
+
+    @both
+    @kinds
+    def test_add_held(self, backend, kind, poison):
+        tokens, memory = make(2, 33, 50, kind=kind), make(4, 33, 50, kind=kind, seed=1)
+        slots = torch.tensor([3, 1], device=DEVICE)
+        with eventful.use_backend(backend):
+            close(ops.add_held(tokens, memory, slots), tokens + memory[slots], kind)
+
+    @both
+    @kinds
+    def test_exchange_and_recompute_keep_attention_dense(self, backend, kind, poison):
+        """After both, the memory is that of ordinary attention over the new keys and values."""
+        memory, picked = self.memory(kind), self.selection(3)
+        slots = torch.tensor([4, 0, 2], device=DEVICE)
+        before = [part.clone() for part in vars(memory).values()]
+        packed = make(3, self.TAKEN, 3 * self.HEADS * self.HEAD, kind=kind, seed=7)
+        q, k, v = packed.chunk(3, dim=-1)
+        lost = torch.tensor([[5, 6], [1, 1], [0, 0]], device=DEVICE)
+        with eventful.use_backend(backend):
+            beyond = ops.exchange_(memory, k, v, picked, 0.25, 100.0, slots)
+            assert beyond.shape == (3, self.TOKENS)
+            assert float(beyond.max()) <= 1
+            ops.write_rows_(
+                (memory.query, memory.key, memory.value),
+                (q, k, v),
+                picked.index,
+                picked.count,
+                slots,
+            )
+            rows = ((picked.index, picked.count), (lost, torch.tensor([2, 1, 0], device=DEVICE)))
+            ops.recompute_(memory, rows, 0.25, slots)
+        heads = [ops.split_heads(x, self.HEADS) for x in (memory.query, memory.key, memory.value)]
+        out, lse = reference.attend_partial(*[h.double() for h in heads], 0.25)
+        touched = slots[:2]
+        close(memory.out[touched], ops.join_heads(out)[touched], kind)
+        close(memory.lse[touched], lse.transpose(1, 2)[touched], torch.float32)
+        for now, then in zip(vars(memory).values(), before, strict=True):
+            assert torch.equal(now[[1, 2, 3]], then[[1, 2, 3]])
+
+    @both
+    def test_a_row_that_cancels_is_reported(self, backend):
+        """A query whose weight lay on the changed keys alone cannot be corrected."""
+        memory, picked = self.memory(torch.float32), self.selection(1)
+        row = next(n for n in range(self.TOKENS) if picked.places[0, n] < 0)
+        changed = picked.index[0, 0]
+        memory.query[4, row] = 40 * memory.key[4, changed]
+        heads = [ops.split_heads(x, self.HEADS) for x in (memory.query, memory.key, memory.value)]
+        out, lse = reference.attend_partial(*heads, 0.25)
+        memory.out.copy_(ops.join_heads(out))
+        memory.lse.copy_(lse.transpose(1, 2))
+        memory.condition.copy_(1 + memory.lse.abs())
+        k, v = (make(1, self.TAKEN, 32, seed=s) for s in (5, 6))
+        slots = torch.tensor([4], device=DEVICE)
+        with eventful.use_backend(backend):
+            beyond = ops.exchange_(memory, -k.abs(), v, picked, 0.25, 100.0, slots)
+        assert beyond[0, row] > 1
+
+
 class TestForcing:
     def test_unknown(self):
         with pytest.raises(BackendError, match="reference, eager, triton"):

@@ -33,7 +33,17 @@ FLOORS = (
         "layout",
         "slots",
     },
-    {"spec", "step", "relative", "resident", "gating", "attention", "windows", "block"},
+    {
+        "spec",
+        "step",
+        "relative",
+        "resident",
+        "resident_attention",
+        "gating",
+        "attention",
+        "windows",
+        "block",
+    },
     {"adapters", "conversion", "patches", "weights"},
     {
         "budget",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,17 @@ import eventful
 import zoo_timm
 import zoo_transformers
 from clips import moving_square
-from eventful import Config, NoiseThreshold, Stream, StreamBatch, Threshold, TopFraction, TopR
+from eventful import (
+    Config,
+    NoiseThreshold,
+    SceneCut,
+    Stream,
+    StreamBatch,
+    Threshold,
+    TopFraction,
+    TopR,
+    ops,
+)
 from eventful.errors import NonFiniteError
 from eventful.residence import bucket
 from eventful.slots import SlotState
@@ -90,9 +101,51 @@ def test_equals_plain_steps(entry, device, policy, options, monkeypatch):
     assert torch.equal(resident.last.mask, usual.last.mask)
 
 
-def test_all_tokens_is_dense(entry, device):
+RULES = {
+    "exact": Config.exact,
+    "exact, before norm": partial(Config.exact, gate="before-norm"),
+    "operator query": partial(Config, gating="operator", attention="query", scene_cut=SceneCut()),
+    "block": partial(Config, gating="block", max_age=20),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("policy", [TopFraction(0.3), Threshold(0.5), NoiseThreshold()], ids=str)
+def test_other_rules_equal_plain_steps(vit, device, rule, policy, monkeypatch):
+    monkeypatch.setattr("eventful.residence._FIRST_SHARE", 1.0)
+    monkeypatch.setattr("eventful.residence._MARGIN", 100.0)
+    model = eventful.convert(vit.make().to(device), RULES[rule](policy))
+    clip = moving_square(7, vit.size, noise=0.02)
+    resident = Stream(model)
+    got = outputs(vit, resident, clip, device)
+    assert isinstance(resident._state, SlotState)
+    monkeypatch.setattr("eventful.residence.DEVICES", set())
+    usual = Stream(model)
+    near(got, outputs(vit, usual, clip, device), device)
+    assert resident.last.updated == usual.last.updated
+    assert resident.last.macs == usual.last.macs
+
+
+def test_exact_stays_dense_on_its_buffers(vit, device):
+    """Over many frames the kept attention is ordinary attention of the kept q, k and v."""
+    model = eventful.convert(vit.make().to(device), Config.exact(TopFraction(0.2)))
+    stream = Stream(model)
+    for frame in moving_square(60, vit.size, noise=0.3):
+        stream(frame.to(device))
+    state = stream._plain()
+    name = next(n for n in state.names() if n.endswith("/lse")).removesuffix("/lse")
+    heads = state[f"{name}/lse"].shape[-1]
+    q, k, v = (ops.split_heads(state[f"{name}/{n}"], heads) for n in ("query", "key", "value"))
+    scale = q.shape[-1] ** -0.5
+    expected = ops.join_heads(ops.attend(q.double(), k.double(), v.double(), scale))
+    error = (state[f"{name}/attended"] - expected).abs().max() / expected.abs().max()
+    assert error <= (1e-6 if device == "cpu" else 2e-5)
+
+
+@pytest.mark.parametrize("rule", [Config.fast, Config.exact])
+def test_all_tokens_is_dense(entry, device, rule):
     model = entry.make().to(device)
-    stream = Stream(eventful.convert(model, Config.fast(TopR(10**6))))
+    stream = Stream(eventful.convert(model, rule(TopR(10**6))))
     clip = moving_square(5, entry.size, noise=0.05)
     near(outputs(entry, stream, clip, device), outputs(entry, model, clip, device), device)
 

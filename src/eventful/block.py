@@ -10,7 +10,8 @@ from torch import Tensor
 from eventful import ops
 from eventful.attention import RULES, GlobalAttention
 from eventful.errors import NonFiniteError, UnsupportedError
-from eventful.gating import choose
+from eventful.gating import choose, gate
+from eventful.resident_attention import RESIDENT_RULES
 from eventful.selection import Selection
 from eventful.spec import BlockSpec, is_layer_norm
 from eventful.step import FlushRequired, Step
@@ -35,7 +36,9 @@ def run_block(spec: BlockSpec, step: Step, x: Tensor, positions: Any = None) -> 
     if spec.first:
         _check_layout(spec, step, x)
     result = _GATINGS[step.config.gating](spec, step, x, positions)
-    if spec.last and step.resident is None and not torch.isfinite(result).all():
+    if spec.last and step.resident is not None:
+        step.resident.sound.copy_(torch.isfinite(result).flatten(1).all(dim=1))
+    elif spec.last and not torch.isfinite(result).all():
         raise NonFiniteError(
             "NaN or Inf arose inside the model. The stream is as it was before this frame; check "
             "the frame's range, or run the model in a wider dtype (bf16 or fp32 instead of fp16)."
@@ -45,34 +48,21 @@ def run_block(spec: BlockSpec, step: Step, x: Tensor, positions: Any = None) -> 
 
 def _operator(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
     """Gate-buffer pairs around QKV, projection and MLP (Section 4.2, Figure 4)."""
-    chosen, normed = _gate_normed(spec, step, "qkv", spec.norm1, x)
+    state = step.state
+    _, chosen, normed = gate(step, spec, "qkv", x, norm=spec.norm1)
     qkv = spec.qkv(normed, chosen.index, positions)
     attended, work = _attend(spec, step, chosen, qkv, positions)
 
-    through = choose(step, spec, "projection", attended)
-    rows = spec.projected(through.gather(attended))
-    step.state.write(spec.slot("projection"), through, rows)
-    y = x + step.state[spec.slot("projection")]
+    _, through, rows = gate(step, spec, "projection", attended)
+    state.write(spec.slot("projection"), through, spec.projected(rows))
 
-    passed, normed = _gate_normed(spec, step, "mlp", spec.norm2, y)
-    step.state.write(spec.slot("mlp"), passed, spec.transformed(normed))
-    z = y + step.state[spec.slot("mlp")]
+    y, passed, normed = gate(step, spec, "mlp", x, norm=spec.norm2, update=spec.slot("projection"))
+    state.write(spec.slot("mlp"), passed, spec.transformed(normed))
+    z = state.added(y, spec.slot("mlp"))
 
     work |= {"qkv": chosen.counts, "projection": through.counts, "mlp": passed.counts}
     _record(spec, step, work)
     return z
-
-
-def _gate_normed(
-    spec: BlockSpec, step: Step, kind: str, norm: Any, x: Tensor
-) -> tuple[Selection, Tensor]:
-    """Gate x before or after its layer norm; returns the selection and its normed tokens."""
-    if step.config.gate == "after-norm":
-        normed = norm(x)
-        chosen = choose(step, spec, kind, normed)
-        return chosen, chosen.gather(normed)
-    chosen = choose(step, spec, kind, x)
-    return chosen, norm(chosen.gather(x))
 
 
 def _attend(
@@ -82,12 +72,13 @@ def _attend(
     qkv: tuple[Tensor, Tensor, Tensor],
     positions: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Attention outputs of all tokens (B, N, H*d) under operator gating."""
+    """Attention outputs of all tokens under operator gating: (B, N, H*d), or their memory."""
     if spec.window is not None:
         attended, windows = update_windows(step, spec, chosen, qkv, positions)
         return attended, {"keys": chosen.counts, "windows": windows}
     attention = GlobalAttention.of(step, spec, chosen)
-    attended, rebased = RULES[step.config.attention](attention, qkv)
+    rules = RESIDENT_RULES if step.resident is not None else RULES
+    attended, rebased = rules[step.config.attention](attention, qkv)
     work = {"keys": attention.keys.counts}
     return attended, work if rebased is None else {**work, "rebased": rebased}
 
@@ -152,8 +143,6 @@ def _frame(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
     chosen = step.selections[spec.trunk]
     tokens = x if spec.trunk in step.compact else chosen.gather(x)
     tokens = _whole(spec, step, tokens, chosen, positions)
-    if spec.last and step.resident is not None:
-        step.resident.sound.copy_(torch.isfinite(tokens).flatten(1).all(dim=1))
     slot, seen = spec.slot("output"), _seen(spec, step)
     if seen and slot not in step.state and not step.flush_all:
         raise FlushRequired

@@ -259,6 +259,13 @@ def find_session(model: nn.Module) -> Session | None:
     return found[0] if found else None
 
 
+def plain_attention(session: Session) -> bool:
+    """Whether the attention of every converted block is global, without relative position."""
+    placed = (vars(module).get(attribute) for module, attribute, _ in session.placed)
+    specs = [forward.spec for forward in placed if isinstance(forward, BlockForward)]
+    return not any(spec.window or spec.relative for spec in specs)
+
+
 def _trunks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Adapter]]:
     claimed: list[str] = []
     for name, module in model.named_modules():

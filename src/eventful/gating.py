@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,37 @@ from eventful.policies import GateContext, refresh_period, running, select_by_st
 from eventful.selection import Selection
 from eventful.spec import BlockSpec
 from eventful.step import Step
+
+
+def gate(
+    step: Step,
+    spec: BlockSpec,
+    kind: str,
+    x: Tensor,
+    *,
+    norm: Any = None,
+    update: str | None = None,
+) -> tuple[Tensor, Selection, Tensor]:
+    """Pass tokens through a gate around an operator, and take those it lets through.
+
+    Args:
+        x: (B, N, D).
+        norm: stands before the operator; the gate looks before or after it (`Config.gate`).
+        update: slot of a buffer to add to the tokens first.
+
+    Returns:
+        The tokens with the update (B, N, D), the selection, and its normed tokens (B, M, D).
+    """
+    if step.resident is not None:
+        return resident.gate(step, spec, kind, x, norm=norm, update=update)
+    tokens = x if update is None else step.state.added(x, update)
+    if norm is not None and step.config.gate == "after-norm":
+        normed = norm(tokens)
+        chosen = choose(step, spec, kind, normed)
+        return tokens, chosen, chosen.gather(normed)
+    chosen = choose(step, spec, kind, tokens)
+    rows = chosen.gather(tokens)
+    return tokens, chosen, rows if norm is None else norm(rows)
 
 
 def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection:

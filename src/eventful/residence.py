@@ -37,12 +37,20 @@ _MARGIN = 1.25  # room for more tokens than the last frame wanted
 _FIRST_SHARE = 0.25  # of the tokens, before a threshold's first count is known
 
 
-def why_not(config: Config, policies: Sequence[Policy], device: torch.device) -> str | None:
-    """Why a step cannot be resident; None if it can."""
+def why_not(
+    config: Config, policies: Sequence[Policy], device: torch.device, *, plain: bool
+) -> str | None:
+    """Why a step cannot be resident; None if it can.
+
+    Args:
+        plain: all attention is global, without relative position.
+    """
     if device.type not in DEVICES:
         return f"steps on {device.type} ask the host"
-    if (config.gating, config.attention, config.reference) != ("frame", "query", "update"):
-        return "only gating='frame' has kernels for every part of a step"
+    if config.reference != "update" or config.attention not in ("query", "exact"):
+        return "there are no kernels for the published rules, which are here to be compared with"
+    if config.gating == "operator" and not plain:
+        return "gates around operators have no kernels for windows and relative position"
     if config.pool != 1:
         return "keys are pooled"
     if any(policy.order != 2 or dials_of(policy, 1) is None for policy in policies):

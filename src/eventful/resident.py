@@ -6,6 +6,8 @@ level, at most a cap, forced ones first. What the host has to know arrives one f
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from eventful.footprint import sample
 from eventful.policies import NoiseThreshold, memory_scope, refresh_period
 from eventful.selection import Selection
 from eventful.slots import SlotState
-from eventful.spec import BlockSpec
+from eventful.spec import BlockSpec, is_layer_norm
 from eventful.state import MEMORY
 from eventful.step import Resident, Step
 
@@ -30,13 +32,61 @@ def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection
         selection = _everything(step, current, leading=leading)
     else:
         error = ops.error_norm(current, step.state.raw(f"{gate}/reference"), 2.0, step.state.slots)
-        selection = _select(step, spec, gate, current, error, leading=leading)
+        selection = _select(step, spec, gate, sample(current), error, leading=leading)
     step.state.write(f"{gate}/reference", selection, selection.gather(current))
-    _remember(step, gate, current)
+    _remember(step, gate, sample(current))
     step.record_gate(gate, selection, error)
     if leading:
         step.resident.gated()
     return selection
+
+
+def gate(
+    step: Step,
+    spec: BlockSpec,
+    kind: str,
+    x: Tensor,
+    *,
+    norm: Any = None,
+    update: str | None = None,
+) -> tuple[Tensor, Selection, Tensor]:
+    """See `gating.gate`. Without a norm, `x` is a memory (S, N, D), read at the streams' slots."""
+    resident, state = _parts(step)
+    slots, name = _slots(state), spec.gate_name(kind)
+    leading, stored = spec.first and kind == "qkv", kind == "projection"
+    after = step.config.gate == "after-norm" and norm is not None
+    before = None if update is None else state.raw(update)
+    numbers = ops.LayerNorm(norm.weight, norm.bias, norm.eps) if is_layer_norm(norm) else None
+    if step.flush_all or (after and numbers is None):
+        tokens = ops.take_slots(x, slots).to(resident.kind) if stored else x
+        tokens = tokens if update is None else state.added(tokens, update)
+        seen = norm(tokens) if after else tokens
+        selection = choose(step, spec, kind, seen)
+        rows = selection.gather(seen)
+        return tokens, selection, rows if after or norm is None else norm(rows)
+    reference, seen_norm = state.raw(f"{name}/reference"), numbers if after else None
+    tokens, error = ops.gate_error(x, reference, slots, seen_norm, before, stored)
+    sampled = None
+    if resident.noise is not None or f"{name}/previous" in state:
+        sampled = sample(tokens)
+        sampled = ops.take_slots(sampled.contiguous(), slots) if stored else sampled
+        sampled = sampled.to(reference.dtype)
+        sampled = sampled if seen_norm is None else seen_norm.apply(sampled)
+    selection = _select(step, spec, name, sampled, error, leading=leading)
+    assert selection.count is not None
+    rows = ops.gate_rows(
+        tokens, reference, selection.index, selection.count, slots, seen_norm, stored
+    )
+    _remember(step, name, sampled)
+    step.record_gate(name, selection, error)
+    if leading:
+        resident.gated()
+    return tokens, selection, rows if after or norm is None else norm(rows)
+
+
+def _slots(state: SlotState) -> Tensor:
+    assert state.slots is not None
+    return state.slots
 
 
 def _everything(step: Step, current: Tensor, *, leading: bool) -> Selection:
@@ -44,6 +94,7 @@ def _everything(step: Step, current: Tensor, *, leading: bool) -> Selection:
     resident, state = _parts(step)
     batch, tokens = current.shape[:2]
     if leading:
+        resident.kind = current.dtype
         finite = torch.isfinite(current).flatten(1).all(dim=1)
         state.good = finite
         resident.report[:, 0] = tokens
@@ -55,8 +106,9 @@ def _everything(step: Step, current: Tensor, *, leading: bool) -> Selection:
 
 
 def _select(
-    step: Step, spec: BlockSpec, gate: str, current: Tensor, error: Tensor, *, leading: bool
+    step: Step, spec: BlockSpec, gate: str, now: Tensor | None, error: Tensor, *, leading: bool
 ) -> Selection:
+    """Choose by the errors (B, N); `now` is the sample of this frame, for the noise."""
     resident, state = _parts(step)
     layout, config = step.layouts[spec.trunk], step.config
     scene = None
@@ -65,7 +117,7 @@ def _select(
         scene = state.raw(f"{gate}/scene")
     cut = config.scene_cut
     rule = ops.PickRule(
-        level=_level(step, gate, current, error),
+        level=_level(step, gate, now, error),
         cap=resident.cap,
         prefix=layout.prefix if config.protect else 0,
         suffix=layout.suffix if config.protect else 0,
@@ -82,18 +134,18 @@ def _select(
     return Selection(picked.index, error.shape[1], picked.count, picked.places)
 
 
-def _level(step: Step, gate: str, current: Tensor, error: Tensor) -> Tensor:
+def _level(step: Step, gate: str, now_sample: Tensor | None, error: Tensor) -> Tensor:
     """(B,) the level in force: the policy's own, or that of the noise where it follows it."""
     resident, state = _parts(step)
-    if resident.noise is None:
+    if resident.noise is None or now_sample is None:
         return resident.level
     k, momentum, inertia, follows = resident.noise
     previous, slot = f"{gate}/previous", gate + MEMORY + memory_scope(NoiseThreshold()) + "level"
     state.ensure(slot, error[:, 0])
-    now_sample = sample(current)
     state.ensure(previous, now_sample)
     kept, before = state[previous], state[slot]
-    kept = torch.where(kept.isnan(), sample(state[f"{gate}/reference"]), kept)
+    held = ops.take_slots(sample(state.raw(f"{gate}/reference")).contiguous(), _slots(state))
+    kept = torch.where(kept.isnan(), held, kept)
     now = ops.error_norm(now_sample, kept, 2.0).median(dim=-1).values
     kept_share = torch.where(now > before, inertia, momentum)
     after = torch.where(before.isnan(), now, now + kept_share * (before - now))
@@ -102,13 +154,12 @@ def _level(step: Step, gate: str, current: Tensor, error: Tensor) -> Tensor:
     return torch.where(follows > 0, k * after, resident.level)
 
 
-def _remember(step: Step, gate: str, current: Tensor) -> None:
-    """The sample of this frame that the next one's noise is measured against."""
+def _remember(step: Step, gate: str, now: Tensor | None) -> None:
+    """Keep the sample of this frame that the next one's noise is measured against."""
     resident, state = _parts(step)
     name = f"{gate}/previous"
-    if resident.noise is None and name not in state:
+    if now is None or (resident.noise is None and name not in state):
         return
-    now = sample(current)
     follows = None if resident.noise is None else resident.noise[3] > 0
     if follows is None:
         now = torch.full_like(now, torch.nan)

@@ -127,6 +127,11 @@ class SlotState(StreamState):
         """Make room for values like `like` (B, ...)."""
         self.pool.ensure(name, like.shape[1:], like.dtype, like.device)
 
+    def added(self, tokens: Tensor, name: str) -> Tensor:
+        """See `StreamState`."""
+        assert self.slots is not None
+        return ops.add_held(tokens, self.raw(name), self.slots)
+
     def fill(self, name: str, value: Tensor, *, owned: bool = False) -> None:
         """Set a whole tensor, in the streams whose frame is good."""
         self.ensure(name, value)

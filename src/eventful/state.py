@@ -56,6 +56,10 @@ class StreamState:
         """Bytes held."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
+    def added(self, tokens: Tensor, name: str) -> Tensor:
+        """Tokens (B, N, D) plus a buffer."""
+        return tokens + self[name]
+
     def fill(self, name: str, value: Tensor, *, owned: bool = False) -> None:
         """Set a whole tensor. An `owned` value is kept as it is, any other is copied."""
         self._remember(self._restore(name, self.tensors.get(name)))

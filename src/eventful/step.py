@@ -197,6 +197,7 @@ class Resident:
             noise; None if no stream has one.
         report: (B, 3) int32, see `ops.pick`.
         sound: (B,) whether all outputs were finite; set by the last block.
+        kind: dtype of the tokens, set by the first gate.
         gated: called once the report is complete, before the blocks run.
     """
 
@@ -207,6 +208,7 @@ class Resident:
     noise: Tensor | None
     report: Tensor
     sound: Tensor
+    kind: torch.dtype = torch.float32
     gated: Callable[[], None] = lambda: None
 
 

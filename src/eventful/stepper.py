@@ -15,7 +15,7 @@ from eventful import ops, residence
 from eventful.adapters.base import Session
 from eventful.calls import Call
 from eventful.config import Config
-from eventful.conversion import find_session
+from eventful.conversion import find_session, plain_attention
 from eventful.errors import (
     ConcurrentUseError,
     ConfigError,
@@ -174,7 +174,9 @@ class Stepper:
         else:
             asked = (frame.device, tuple(policies), residence.DEVICES, ops.forced_backend())
             if self._lodging[0] != asked:
-                found = residence.why_not(self.config, policies, frame.device)
+                found = residence.why_not(
+                    self.config, policies, frame.device, plain=plain_attention(self._session)
+                )
                 self._lodging = (asked, found)
             reason = self._lodging[1]
         if reason is None and len(self._session.trunks) > 1:

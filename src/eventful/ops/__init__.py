@@ -2,6 +2,8 @@
 
 from eventful.ops import reference as _reference
 from eventful.ops.reference import (
+    ExactMemory,
+    LayerNorm,
     Picked,
     PickRule,
     WindowGrid,
@@ -18,28 +20,39 @@ from eventful.ops.reference import (
 )
 from eventful.ops.registry import BACKENDS, forced_backend, operation, use_backend, why_not
 
+add_held = operation(_reference.add_held)
 add_norm = operation(_reference.add_norm)
 attend = operation(_reference.attend)
 attend_partial = operation(_reference.attend_partial)
 attend_windows = operation(_reference.attend_windows)
 error_norm = operation(_reference.error_norm)
+exchange_ = operation(_reference.exchange_)
+gate_error = operation(_reference.gate_error)
+gate_rows = operation(_reference.gate_rows)
 pick = operation(_reference.pick)
+recompute_ = operation(_reference.recompute_)
 relative_logits = operation(_reference.relative_logits)
 take_slots = operation(_reference.take_slots)
 write_rows_ = operation(_reference.write_rows_)
 
 __all__ = [
     "BACKENDS",
+    "ExactMemory",
+    "LayerNorm",
     "PickRule",
     "Picked",
     "WindowGrid",
     "WindowMap",
+    "add_held",
     "add_norm",
     "attend",
     "attend_partial",
     "attend_windows",
     "error_norm",
+    "exchange_",
     "forced_backend",
+    "gate_error",
+    "gate_rows",
     "gather",
     "held",
     "join_heads",
@@ -47,6 +60,7 @@ __all__ = [
     "merge_partial",
     "operation",
     "pick",
+    "recompute_",
     "relative_logits",
     "scatter_",
     "split_heads",

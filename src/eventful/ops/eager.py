@@ -9,9 +9,14 @@ from torch.nn import functional as F
 from eventful.ops import reference
 from eventful.ops.reference import (
     WindowGrid,
+    add_held,
     add_norm,
     error_norm,
+    exchange_,
+    gate_error,
+    gate_rows,
     pick,
+    recompute_,
     relative_logits,
     take_slots,
     window_map,
@@ -19,12 +24,17 @@ from eventful.ops.reference import (
 )
 
 __all__ = [
+    "add_held",
     "add_norm",
     "attend",
     "attend_partial",
     "attend_windows",
     "error_norm",
+    "exchange_",
+    "gate_error",
+    "gate_rows",
     "pick",
+    "recompute_",
     "relative_logits",
     "take_slots",
     "write_rows_",

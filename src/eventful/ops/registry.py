@@ -135,6 +135,7 @@ def _device_of(args: tuple[object, ...]) -> str:
     for value in args:
         while isinstance(value, tuple) and value:
             value = value[0]
-        if isinstance(value, Tensor):
-            return value.device.type
+        for held in (value, getattr(value, "query", None)):
+            if isinstance(held, Tensor):
+                return held.device.type
     return "cpu"

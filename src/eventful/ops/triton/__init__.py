@@ -11,17 +11,24 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from eventful.ops.reference import ExactMemory
 from eventful.ops.triton.attention import attend, relative_logits
+from eventful.ops.triton.exact import add_held, exchange_, gate_error, gate_rows, recompute_
 from eventful.ops.triton.gates import MOST_TOKENS, error_norm, pick
 from eventful.ops.triton.rows import add_norm, take_slots, write_rows_
 from eventful.ops.triton.windows import attend_windows
 
 __all__ = [
+    "add_held",
     "add_norm",
     "attend",
     "attend_windows",
     "error_norm",
+    "exchange_",
+    "gate_error",
+    "gate_rows",
     "pick",
+    "recompute_",
     "refuse",
     "relative_logits",
     "take_slots",
@@ -57,6 +64,8 @@ def refuse(operation: str, args: tuple[object, ...], kwargs: dict[str, object]) 
 def _flat(values: tuple[object, ...]) -> list[object]:
     found: list[object] = []
     for value in values:
+        if isinstance(value, ExactMemory):
+            value = tuple(vars(value).values())
         found += _flat(value) if isinstance(value, tuple) else [value]
     return found
 
@@ -116,6 +125,19 @@ def _take_slots(memory: Tensor, slots: Tensor) -> str | None:
     return None if memory.is_contiguous() else "the memory is not contiguous"
 
 
+def _gate(current: Tensor, reference_: Tensor, *rest: object, **named: object) -> str | None:
+    if not (current.is_contiguous() and reference_.is_contiguous()):
+        return "the tokens are not contiguous"
+    return None if current.shape[-1] <= _WIDEST else f"tokens are wider than {_WIDEST}"
+
+
+def _exact(memory: ExactMemory, *rest: object, **named: object) -> str | None:
+    if memory.query.shape[-1] // memory.heads > 256:
+        return "heads are wider than 256"
+    whole = all(part.is_contiguous() for part in vars(memory).values())
+    return None if whole else "the memory is not contiguous"
+
+
 _CHECKS: dict[str, Callable[..., str | None]] = {
     "error_norm": _error_norm,
     "pick": _pick,
@@ -123,4 +145,9 @@ _CHECKS: dict[str, Callable[..., str | None]] = {
     "attend": _attend,
     "attend_windows": _attend_windows,
     "take_slots": _take_slots,
+    "add_held": _gate,
+    "gate_error": _gate,
+    "gate_rows": _gate,
+    "exchange_": _exact,
+    "recompute_": _exact,
 }

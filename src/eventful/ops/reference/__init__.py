@@ -1,0 +1,69 @@
+"""The tensor operations of an eventful step in plain PyTorch: readable, any device, the oracle.
+
+Tokens are (B, N, D); heads are split as (B, H, N, d) only inside attention. Memories are
+(S, N, D): with `slots`, stream b owns row slots[b]; without, row b. A trailing underscore
+means an argument is written.
+"""
+
+from eventful.ops.reference.attention import (
+    attend,
+    attend_partial,
+    logits,
+    merge_partial,
+    relative_logits,
+    whole_bias,
+)
+from eventful.ops.reference.exact import (
+    ExactMemory,
+    LayerNorm,
+    add_held,
+    exchange_,
+    gate_error,
+    gate_rows,
+    recompute_,
+)
+from eventful.ops.reference.gates import Picked, PickRule, error_norm, pick, wanted_tokens
+from eventful.ops.reference.rows import (
+    add_norm,
+    gather,
+    held,
+    join_heads,
+    scatter_,
+    split_heads,
+    take_slots,
+    write_rows_,
+)
+from eventful.ops.reference.windows import WindowGrid, WindowMap, attend_windows, window_map
+
+__all__ = [
+    "ExactMemory",
+    "LayerNorm",
+    "PickRule",
+    "Picked",
+    "WindowGrid",
+    "WindowMap",
+    "add_held",
+    "add_norm",
+    "attend",
+    "attend_partial",
+    "attend_windows",
+    "error_norm",
+    "exchange_",
+    "gate_error",
+    "gate_rows",
+    "gather",
+    "held",
+    "join_heads",
+    "logits",
+    "merge_partial",
+    "pick",
+    "recompute_",
+    "relative_logits",
+    "scatter_",
+    "split_heads",
+    "take_slots",
+    "wanted_tokens",
+    "whole_bias",
+    "window_map",
+    "write_rows_",
+]

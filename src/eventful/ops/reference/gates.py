@@ -1,0 +1,132 @@
+"""Gates in plain PyTorch (Section 4.1): error norms, and the choice of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eventful.ops.reference.rows import held
+
+
+def error_norm(
+    current: Tensor, reference: Tensor, order: float, slots: Tensor | None = None
+) -> Tensor:
+    """Norm of each token's error e = current - reference (Section 4.1), in fp32.
+
+    Args:
+        current: (B, N, D).
+        reference: (S, N, D).
+        order: order of the vector norm; 2 is the paper's.
+        slots: (B,) row of `reference` that belongs to each stream; None if row b does.
+
+    Returns:
+        (B, N).
+    """
+    error = current.float() - held(reference, slots).float()
+    norm: Tensor = torch.linalg.vector_norm(error, ord=order, dim=-1)
+    return norm
+
+
+@dataclass(frozen=True, eq=False)
+class PickRule:
+    """What decides which tokens pass a gate, as numbers that lie where the errors lie.
+
+    Attributes:
+        level: (B,) errors above it pass.
+        cap: (B,) most tokens to pass; 0 lets nothing through.
+        prefix, suffix: special tokens at either end, always to pass.
+        period, turn: token n passes in any case where n and `turn` (B,) are equal modulo `period`.
+        leading: the first gate of the step: it starts the report, later ones add to it.
+        scene: (S,) running level of the error for scene cuts, updated; None without.
+        cut: factor, fraction and momentum of the scene cut.
+        slots: (B,) row of `scene` that belongs to each stream; None if row b does.
+    """
+
+    level: Tensor
+    cap: Tensor
+    prefix: int = 0
+    suffix: int = 0
+    period: int | None = None
+    turn: Tensor | None = None
+    leading: bool = True
+    scene: Tensor | None = None
+    cut: tuple[float, float, float] | None = None
+    slots: Tensor | None = None
+
+    def forced(self, tokens: int) -> Tensor:
+        """(B, N) tokens that pass whatever their error."""
+        token = torch.arange(tokens, device=self.level.device)
+        forced = ((token < self.prefix) | (token >= tokens - self.suffix)).expand(
+            len(self.level), -1
+        )
+        if self.period is not None and self.turn is not None:
+            forced = forced | (token % self.period == (self.turn % self.period)[:, None])
+        return forced
+
+
+@dataclass(frozen=True, eq=False)
+class Picked:
+    """Tokens that pass a gate.
+
+    Attributes:
+        index: (B, M) tokens, forced ones first, then by falling error; padded with the first.
+        count: (B,) slots that count.
+        places: (B, N) slot of each token, -1 for those that do not pass.
+    """
+
+    index: Tensor
+    count: Tensor
+    places: Tensor
+
+
+def wanted_tokens(error: Tensor, level: Tensor, cap: Tensor, forced: Tensor | None) -> Tensor:
+    """How many tokens (B,) should pass: those forced or above the level, at most `cap`."""
+    above = error > level[:, None]
+    if forced is None:
+        return torch.minimum(cap, above.sum(dim=-1))
+    count = torch.minimum(cap, (above | forced).sum(dim=-1))
+    return torch.where(cap > 0, torch.maximum(count, forced.sum(dim=-1)), 0)
+
+
+def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
+    """Choose tokens by their error, forced ones first, without asking the host.
+
+    Where more than `width` want to pass, those with the largest errors do and the others
+    wait for the next frame. A stream with an error that is not finite lets nothing through,
+    so that its memory stays as it was.
+
+    Args:
+        error: (B, N).
+        width: M.
+        report: (B, 3) int32, written: tokens that wanted to pass, whether all errors were
+            finite, whether the scene was cut.
+    """
+    batch, tokens = error.shape
+    forced = rule.forced(tokens)
+    finite = torch.isfinite(error).all(dim=-1)
+    wanted = torch.where(finite, wanted_tokens(error, rule.level, rule.cap, forced), 0)
+    count = wanted.clamp_max(width)
+    order = error.masked_fill(forced, torch.inf).argsort(dim=-1, descending=True, stable=True)
+    valid = torch.arange(width, device=error.device) < count[:, None]
+    first = torch.where(count > 0, order[:, 0], 0)
+    index = torch.where(valid, order[:, :width], first[:, None])
+    rank = order.argsort(dim=-1)
+    places = torch.where(rank < count[:, None], rank, -1).to(torch.int32)
+    if not rule.leading:
+        report[:, 0] = torch.maximum(report[:, 0], wanted.to(report.dtype))
+        return Picked(index, count, places)
+    jumped = torch.zeros_like(finite)
+    if rule.scene is not None and rule.cut is not None:
+        factor, fraction, momentum = rule.cut
+        before = held(rule.scene, rule.slots)
+        known = ~before.isnan()
+        jumped = known & ((error > factor * before[:, None]).float().mean(dim=-1) > fraction)
+        now = error.median(dim=-1).values
+        after = torch.where(known, now + momentum * (before - now), now)
+        after = torch.where(finite, after, before)
+        rows = torch.arange(batch, device=error.device) if rule.slots is None else rule.slots
+        rule.scene.index_copy_(0, rows, after)
+    report[:, 0], report[:, 1], report[:, 2] = wanted, finite, jumped
+    return Picked(index, count, places)

@@ -1,0 +1,98 @@
+"""Rows of tokens in plain PyTorch: gather, write, sum and norm, split into heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def take_slots(memory: Tensor, slots: Tensor) -> Tensor:
+    """A copy (B, ...) of the rows `slots` (B,) of a memory (S, ...)."""
+    return memory.index_select(0, slots)
+
+
+def held(memory: Tensor, slots: Tensor | None) -> Tensor:
+    """The rows of a memory (S, ...) that B streams own: row `slots[b]`, or row b without slots."""
+    return memory if slots is None else take_slots(memory, slots)
+
+
+def _expand(index: Tensor, like: Tensor, dim: int) -> Tensor:
+    """Index (B, M) broadcast to the shape of `like` with M along `dim`."""
+    shape = [1] * like.dim()
+    shape[0], shape[dim] = index.shape
+    target = list(like.shape)
+    target[dim] = index.shape[1]
+    return index.reshape(shape).expand(target)
+
+
+def gather(source: Tensor, index: Tensor, dim: int = 1) -> Tensor:
+    """Entries `index` (B, M) of `source` along `dim`."""
+    if source.dim() == 3 and dim == 1 and source.shape[0] == 1:
+        return source[0].index_select(0, index[0])[None]
+    return source.gather(dim, _expand(index, source, dim))
+
+
+def scatter_(destination: Tensor, index: Tensor, values: Tensor, dim: int = 1) -> None:
+    """Write `values` to the entries `index` (B, M) of `destination` along `dim`."""
+    values = values.to(destination.dtype)
+    if destination.dim() == 3 and dim == 1 and destination.shape[0] == 1:
+        destination[0].index_copy_(0, index[0], values[0])
+        return
+    destination.scatter_(dim, _expand(index, destination, dim), values)
+
+
+def write_rows_(
+    buffers: tuple[Tensor, ...],
+    rows: tuple[Tensor, ...],
+    index: Tensor | None,
+    count: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> None:
+    """Write rows (B, M, D) to the tokens `index` (B, M) of each buffer (S, N, D).
+
+    Args:
+        index: None for all tokens in order.
+        count: (B,) rows that count; the others are padding. None if all do. With no
+            index, a stream of count 0 is left as it was.
+        slots: (B,) row of the buffers that belongs to each stream; None if row b does.
+    """
+    for buffer, values in zip(buffers, rows, strict=True):
+        batch, taken, _ = values.shape
+        at = torch.arange(taken, device=values.device).expand(batch, taken)
+        token = at if index is None else index
+        own = torch.arange(batch, device=values.device) if slots is None else slots
+        own = own[:, None].expand_as(token)
+        if count is None:
+            buffer[own, token] = values.to(buffer.dtype)
+        else:
+            valid = at < count[:, None]
+            buffer[own[valid], token[valid]] = values.to(buffer.dtype)[valid]
+
+
+def add_norm(
+    tokens: Tensor,
+    update: Tensor,
+    scale: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """A residual sum and its layer norm, both (..., D).
+
+    Args:
+        scale: (D,) on the update, None without.
+        weight, bias: (D,) of the norm, None without.
+    """
+    total = tokens + (update if scale is None else update * scale)
+    return total, torch.nn.functional.layer_norm(total, total.shape[-1:], weight, bias, eps)
+
+
+def split_heads(tokens: Tensor, heads: int) -> Tensor:
+    """(B, N, H*d) to (B, H, N, d), a view."""
+    batch, count, width = tokens.shape
+    return tokens.view(batch, count, heads, width // heads).transpose(1, 2)
+
+
+def join_heads(tokens: Tensor) -> Tensor:
+    """(B, H, N, d) to (B, N, H*d)."""
+    return tokens.transpose(1, 2).flatten(2)

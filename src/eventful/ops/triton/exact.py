@@ -1,0 +1,433 @@
+"""Kernels of resident operator gating: gates with norms, and the exact rule's exchange."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from eventful.ops.reference import ExactMemory, LayerNorm, Picked
+from eventful.ops.triton.attention import precision, shape_of
+
+
+@triton.jit
+def _normed(x, weight, bias, column, inside, width, eps,
+            HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr):  # fmt: skip
+    """Layer norm of one row."""
+    mean = tl.sum(tl.where(inside, x, 0.0), axis=0) / width
+    centred = tl.where(inside, x - mean, 0.0)
+    y = centred * tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
+    if HAS_WEIGHT:
+        y = y * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        y = y + tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    return y
+
+
+@triton.jit
+def _gate_error(
+    current, update, reference, weight, bias, slots, total, errors, tokens, width, eps,
+    STORED: tl.constexpr, HAS_UPDATE: tl.constexpr, NORM: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    stream = tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + stream).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    inside = column < width
+    held = (slot * tokens + token) * width + column
+    own = (stream * tokens + token) * width + column
+    x = tl.load(current + (held if STORED else own), mask=inside, other=0.0)
+    if HAS_UPDATE:
+        u = tl.load(update + held, mask=inside, other=0.0)
+        x = (x.to(tl.float32) + u.to(tl.float32)).to(total.dtype.element_ty)
+        tl.store(total + own, x, mask=inside)
+    kind: tl.constexpr = reference.dtype.element_ty
+    seen = x.to(kind)
+    if NORM:
+        seen = _normed(seen.to(tl.float32), weight, bias, column, inside, width, eps,
+                       HAS_WEIGHT, HAS_BIAS).to(kind)  # fmt: skip
+    error = seen.to(tl.float32) - tl.load(reference + held, mask=inside, other=0.0).to(tl.float32)
+    error = tl.where(inside, error, 0.0)
+    tl.store(errors + stream * tokens + token, tl.sqrt(tl.sum(error * error, axis=0)))
+
+
+def gate_error(
+    current: Tensor,
+    reference_: Tensor,
+    slots: Tensor,
+    norm: LayerNorm | None = None,
+    update: Tensor | None = None,
+    stored: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """See `reference.gate_error`."""
+    batch, (tokens, width) = len(slots), current.shape[1:]
+    total = current if update is None else torch.empty_like(current)
+    errors = torch.empty(batch, tokens, dtype=torch.float32, device=current.device)
+    block = triton.next_power_of_2(width)
+    _gate_error[(tokens, batch)](
+        current, current if update is None else update, reference_,
+        *_norm_parts(norm, current), slots, total, errors, tokens, width,
+        0.0 if norm is None else norm.eps,
+        STORED=stored, HAS_UPDATE=update is not None, **_norm_flags(norm), WIDTH=block,
+        num_warps=2 if block <= 1024 else 4,
+    )  # fmt: skip
+    return total, errors
+
+
+def _norm_parts(norm: LayerNorm | None, filler: Tensor) -> tuple[Tensor, Tensor]:
+    parts = (None, None) if norm is None else (norm.weight, norm.bias)
+    return tuple(filler if part is None else part for part in parts)  # type: ignore[return-value]
+
+
+def _norm_flags(norm: LayerNorm | None) -> dict[str, bool]:
+    return {
+        "NORM": norm is not None,
+        "HAS_WEIGHT": norm is not None and norm.weight is not None,
+        "HAS_BIAS": norm is not None and norm.bias is not None,
+    }
+
+
+@triton.jit
+def _gate_rows(
+    current, reference, weight, bias, index, counts, slots, out, tokens, taken, width, eps,
+    STORED: tl.constexpr, NORM: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    stream = tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + stream).to(tl.int64)
+    token = tl.load(index + stream * taken + row)
+    column = tl.arange(0, WIDTH)
+    inside = column < width
+    held = (slot * tokens + token) * width + column
+    own = (stream * tokens + token) * width + column
+    kind: tl.constexpr = out.dtype.element_ty
+    x = tl.load(current + (held if STORED else own), mask=inside, other=0.0).to(kind)
+    if NORM:
+        x = _normed(x.to(tl.float32), weight, bias, column, inside, width, eps,
+                    HAS_WEIGHT, HAS_BIAS).to(kind)  # fmt: skip
+    tl.store(out + (stream * taken + row) * width + column, x, mask=inside)
+    tl.store(reference + held, x, mask=inside & (row < tl.load(counts + stream)))
+
+
+def gate_rows(
+    current: Tensor,
+    reference_: Tensor,
+    index: Tensor,
+    count: Tensor,
+    slots: Tensor,
+    norm: LayerNorm | None = None,
+    stored: bool = False,
+) -> Tensor:
+    """See `reference.gate_rows`."""
+    batch, taken = index.shape
+    tokens, width = current.shape[1:]
+    out = torch.empty(batch, taken, width, dtype=reference_.dtype, device=current.device)
+    block = triton.next_power_of_2(width)
+    if taken:
+        _gate_rows[(taken, batch)](
+            current, reference_, *_norm_parts(norm, current), index, count, slots, out,
+            tokens, taken, width, 0.0 if norm is None else norm.eps,
+            STORED=stored, **_norm_flags(norm), WIDTH=block,
+            num_warps=2 if block <= 1024 else 4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _add_held(tokens, memory, slots, out, size, BLOCK: tl.constexpr):
+    stream = tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + stream).to(tl.int64)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    x = tl.load(tokens + stream * size + at, mask=inside)
+    u = tl.load(memory + slot * size + at, mask=inside)
+    total = (x.to(tl.float32) + u.to(tl.float32)).to(out.dtype.element_ty)
+    tl.store(out + stream * size + at, total, mask=inside)
+
+
+def add_held(tokens: Tensor, memory: Tensor, slots: Tensor) -> Tensor:
+    """See `reference.add_held`."""
+    out = torch.empty_like(tokens)
+    size, block = tokens[0].numel(), 2048
+    _add_held[(triton.cdiv(size, block), len(tokens))](
+        tokens, memory, slots, out, size, BLOCK=block, num_warps=8
+    )
+    return out
+
+
+@triton.jit
+def _share(rows, kt, values, valid, scale, top, weight, total, PRECISION: tl.constexpr):
+    """One tile of keys into a running maximum, weight and sum; the weights at full precision."""
+    score = tl.dot(rows, kt, input_precision=PRECISION) * (scale * 1.4426950408889634)
+    score = tl.where(valid[None, :], score, -float("inf"))
+    higher = tl.maximum(top, tl.max(score, axis=1))
+    safe = tl.where(higher == -float("inf"), 0.0, higher)
+    share = tl.exp2(score - safe[:, None])
+    shrink = tl.exp2(top - safe)
+    weight = weight * shrink + tl.sum(share, axis=1)
+    total = total * shrink[:, None]
+    # Differences of shares add up over frames, so their rounding must not be that of the values.
+    coarse = share.to(values.dtype)
+    total = tl.dot(coarse, values, total, input_precision=PRECISION)
+    if values.dtype != tl.float32:
+        fine = (share - coarse.to(tl.float32)).to(values.dtype)
+        total = tl.dot(fine, values, total, input_precision=PRECISION)
+    return higher, weight, total
+
+
+@triton.jit
+def _exchange(
+    q, k_old, v_old, k_new, v_new, out, lse, condition, index, counts, places, slots, beyond,
+    tokens, taken, heads, scale, rebase, stride_kb, stride_km, stride_vb, stride_vm,
+    TILES: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr,
+    K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    stream = (tl.program_id(1) // heads).to(tl.int64)
+    head = (tl.program_id(1) % heads).to(tl.int64)
+    slot = tl.load(slots + stream).to(tl.int64)
+    count = tl.load(counts + stream)
+    n = tl.program_id(0) * M + tl.arange(0, M)
+    d = tl.arange(0, HEAD_PAD)
+    fits = d < HEAD
+    real = n < tokens
+    moves = real & (tl.load(places + stream * tokens + n, mask=real, other=0) < 0) & (count > 0)
+    width = heads * HEAD
+    at = (slot * tokens + n.to(tl.int64)) * width + head * HEAD
+    keep = moves[:, None] & fits[None, :]
+    rows = tl.load(q + at[:, None] + d[None, :], mask=keep, other=0.0)
+
+    top_new = tl.full([M], -float("inf"), dtype=tl.float32)
+    top_old = tl.full([M], -float("inf"), dtype=tl.float32)
+    weight_new = tl.zeros([M], dtype=tl.float32)
+    weight_old = tl.zeros([M], dtype=tl.float32)
+    sum_new = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
+    sum_old = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
+    for tile in range(TILES):
+        j = tile * K + tl.arange(0, K)
+        valid = j < count
+        load = valid[None, :] & fits[:, None]
+        kt = tl.load(
+            k_new + stream * stride_kb + head * HEAD + j[None, :] * stride_km + d[:, None],
+            mask=load, other=0.0,
+        )  # fmt: skip
+        values = tl.load(
+            v_new + stream * stride_vb + head * HEAD + j[:, None] * stride_vm + d[None, :],
+            mask=valid[:, None] & fits[None, :], other=0.0,
+        )  # fmt: skip
+        top_new, weight_new, sum_new = _share(
+            rows, kt, values, valid, scale, top_new, weight_new, sum_new, PRECISION
+        )
+        token = tl.load(index + stream * taken + j, mask=valid, other=0)
+        old = (slot * tokens + token) * width + head * HEAD
+        kt = tl.load(k_old + old[None, :] + d[:, None], mask=load, other=0.0)
+        values = tl.load(
+            v_old + old[:, None] + d[None, :], mask=valid[:, None] & fits[None, :], other=0.0
+        )
+        top_old, weight_old, sum_old = _share(
+            rows, kt, values, valid, scale, top_old, weight_old, sum_old, PRECISION
+        )
+
+    if count > 0:
+        place = (slot * tokens + n.to(tl.int64)) * heads + head
+        held = tl.load(lse + place, mask=moves, other=0.0)
+        grown = tl.load(condition + place, mask=moves, other=1.0)
+        before = tl.load(out + at[:, None] + d[None, :], mask=keep, other=0.0)
+        lse_new = (top_new + tl.log2(weight_new)) / 1.4426950408889634
+        lse_old = (top_old + tl.log2(weight_old)) / 1.4426950408889634
+        top = tl.maximum(held, lse_new)
+        stay = tl.exp(held - top)
+        gain = tl.exp(lse_new - top)
+        loss = tl.exp(lse_old - top)
+        total = stay + gain - loss
+        lost = ~(total > 0)
+        safe = tl.where(lost, 1.0, total)
+        merged = (
+            (stay / safe)[:, None] * before
+            + (gain / safe / weight_new)[:, None] * sum_new
+            - (loss / safe / weight_old)[:, None] * sum_old
+        )
+        merged_lse = tl.where(lost, held, top + tl.log(safe))
+        grown = (stay * grown + (gain + loss) * (1 + tl.abs(top + tl.log(safe)))) / safe
+        grown = tl.where(lost, float("inf"), grown)
+        tl.store(out + at[:, None] + d[None, :], merged, mask=keep & ~lost[:, None])
+        tl.store(lse + place, merged_lse, mask=moves)
+        tl.store(condition + place, grown, mask=moves)
+        limit = tl.maximum(2 * (1 + tl.abs(merged_lse)), rebase)
+        ratio = tl.minimum(grown / limit, 1e30)
+        # Few rows come near their limit; the others are not worth an atomic.
+        tl.atomic_max(beyond + stream * tokens + n, ratio, mask=moves & (ratio > 0.5))
+
+
+def exchange_(
+    memory: ExactMemory,
+    keys: Tensor,
+    values: Tensor,
+    picked: Picked,
+    scale: float,
+    rebase: float,
+    slots: Tensor,
+) -> Tensor:
+    """See `reference.exchange_`; rows well within their limit are reported as 0."""
+    batch, taken = picked.index.shape
+    tokens, heads = memory.query.shape[1], memory.heads
+    head = memory.query.shape[2] // heads
+    beyond = torch.zeros(batch, tokens, dtype=torch.float32, device=keys.device)
+    rows = lanes = 64
+    if taken:
+        _exchange[(triton.cdiv(tokens, rows), batch * heads)](
+            memory.query, memory.key, memory.value, keys, values,
+            memory.out, memory.lse, memory.condition,
+            picked.index, picked.count, picked.places, slots, beyond,
+            tokens, taken, heads, scale, rebase, *keys.stride()[:2], *values.stride()[:2],
+            TILES=triton.cdiv(taken, lanes), HEAD=head,
+            HEAD_PAD=max(16, triton.next_power_of_2(head)), M=rows, K=lanes,
+            PRECISION=precision(keys.dtype), num_warps=4, num_stages=2,
+        )  # fmt: skip
+    return beyond
+
+
+@triton.jit
+def _row_of(m, first, first_count, first_taken, second, second_count, second_taken, stream):
+    """The token that slot m of two lists stands for, -1 for padding."""
+    in_first = m < first_taken
+    n1 = tl.load(first_count + stream)
+    n2 = tl.load(second_count + stream)
+    a = tl.load(first + stream * first_taken + m, mask=in_first & (m < n1), other=-1)
+    rest = m - first_taken
+    b = tl.load(
+        second + stream * second_taken + rest,
+        mask=(rest >= 0) & (rest < second_taken) & (rest < n2), other=-1,
+    )  # fmt: skip
+    return tl.where(in_first, a, b)
+
+
+@triton.jit
+def _attend_rows(
+    q, k, v, first, first_count, second, second_count, slots, parts, part_lse,
+    first_taken, second_taken, tokens, heads, scale,
+    TILES: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr,
+    K: tl.constexpr, FULL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    stream = (tl.program_id(1) // heads).to(tl.int64)
+    head = (tl.program_id(1) % heads).to(tl.int64)
+    part = tl.program_id(2)
+    slot = tl.load(slots + stream).to(tl.int64)
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    token = _row_of(m, first, first_count, first_taken, second, second_count, second_taken, stream)
+    real = token >= 0
+    if tl.sum(real.to(tl.int32), axis=0) > 0:
+        d = tl.arange(0, HEAD_PAD)
+        fits = d < HEAD
+        width = heads * HEAD
+        base = slot * tokens * width + head * HEAD
+        keep = real[:, None] & fits[None, :]
+        rows = tl.load(q + base + token[:, None] * width + d[None, :], mask=keep, other=0.0)
+        top = tl.full([M], -float("inf"), dtype=tl.float32)
+        weight = tl.zeros([M], dtype=tl.float32)
+        total = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
+        for step in range(TILES):
+            n = (part * TILES + step) * K + tl.arange(0, K)
+            valid = n < tokens
+            kt = tl.load(
+                k + base + n[None, :] * width + d[:, None],
+                mask=valid[None, :] & fits[:, None], other=0.0,
+            )  # fmt: skip
+            values = tl.load(
+                v + base + n[:, None] * width + d[None, :],
+                mask=valid[:, None] & fits[None, :], other=0.0,
+            )  # fmt: skip
+            score = tl.dot(rows, kt, input_precision=PRECISION) * (scale * 1.4426950408889634)
+            if not FULL:
+                score = tl.where(valid[None, :], score, -float("inf"))
+            higher = tl.maximum(top, tl.max(score, axis=1))
+            share = tl.exp2(score - higher[:, None])
+            shrink = tl.exp2(top - higher)
+            weight = weight * shrink + tl.sum(share, axis=1)
+            total = tl.dot(
+                share.to(values.dtype), values, total * shrink[:, None], input_precision=PRECISION
+            )
+            top = higher
+        every = first_taken + second_taken
+        streams = tl.num_programs(1) // heads
+        place = ((part * streams + stream) * every + m) * heads + head
+        tl.store(parts + place[:, None] * HEAD + d[None, :], total / weight[:, None], mask=keep)
+        tl.store(part_lse + place, top + tl.log2(weight), mask=real)
+
+
+@triton.jit
+def _settle_rows(
+    parts, part_lse, out, lse, condition, first, first_count, second, second_count, slots,
+    first_taken, second_taken, tokens, heads,
+    PARTS: tl.constexpr, HEADS_PAD: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr,
+):  # fmt: skip
+    m = tl.program_id(0)
+    stream = tl.program_id(1).to(tl.int64)
+    every = first_taken + second_taken
+    token = _row_of(m, first, first_count, first_taken, second, second_count, second_taken, stream)
+    if token >= 0:
+        slot = tl.load(slots + stream).to(tl.int64)
+        head = tl.arange(0, HEADS_PAD)
+        d = tl.arange(0, HEAD_PAD)
+        real = head < heads
+        keep = real[:, None] & (d < HEAD)[None, :]
+        row = stream * every + m
+        rows = tl.num_programs(1).to(tl.int64) * every
+        top = tl.full([HEADS_PAD], -float("inf"), dtype=tl.float32)
+        for part in tl.static_range(PARTS):
+            at = (part * rows + row) * heads + head
+            top = tl.maximum(top, tl.load(part_lse + at, mask=real, other=0.0))
+        total = tl.zeros([HEADS_PAD, HEAD_PAD], dtype=tl.float32)
+        weight = tl.zeros([HEADS_PAD], dtype=tl.float32)
+        for part in tl.static_range(PARTS):
+            at = (part * rows + row) * heads + head
+            share = tl.exp2(tl.load(part_lse + at, mask=real, other=0.0) - top)
+            weight += share
+            total += share[:, None] * tl.load(
+                parts + at[:, None] * HEAD + d[None, :], mask=keep, other=0.0
+            )
+        found = (top + tl.log2(weight)) / 1.4426950408889634
+        place = (slot * tokens + token) * heads + head
+        tl.store(out + place[:, None] * HEAD + d[None, :], total / weight[:, None], mask=keep)
+        tl.store(lse + place, found, mask=real)
+        tl.store(condition + place, 1 + tl.abs(found), mask=real)
+
+
+def recompute_(
+    memory: ExactMemory,
+    rows: tuple[tuple[Tensor, Tensor], ...],
+    scale: float,
+    slots: Tensor,
+) -> None:
+    """See `reference.recompute_`; two lists of rows at most."""
+    first, second = rows[0], rows[-1]
+    taken = (first[0].shape[1], second[0].shape[1] if len(rows) > 1 else 0)
+    every = sum(taken)
+    batch, heads = len(slots), memory.heads
+    tokens, head = memory.query.shape[1], memory.query.shape[2] // heads
+    if every == 0:
+        return
+    lanes = 64
+    tiles = triton.cdiv(tokens, lanes)
+    held, splits = shape_of(every, tiles, batch * heads, slots.device)
+    per_split = triton.cdiv(tiles, splits)
+    splits = triton.cdiv(tiles, per_split)
+    device = slots.device
+    parts = torch.empty(splits, batch, every, heads, head, dtype=torch.float32, device=device)
+    part_lse = torch.empty(splits, batch, every, heads, dtype=torch.float32, device=device)
+    lists = (*first, *second)
+    pad = max(16, triton.next_power_of_2(head))
+    _attend_rows[(triton.cdiv(every, held), batch * heads, splits)](
+        memory.query, memory.key, memory.value, *lists, slots, parts, part_lse,
+        *taken, tokens, heads, scale,
+        TILES=per_split, HEAD=head, HEAD_PAD=pad, M=held, K=lanes,
+        FULL=tokens % lanes == 0 and tiles == splits * per_split,
+        PRECISION=precision(memory.query.dtype), num_warps=4, num_stages=3,
+    )  # fmt: skip
+    _settle_rows[(every, batch)](
+        parts, part_lse, memory.out, memory.lse, memory.condition, *lists, slots,
+        *taken, tokens, heads, PARTS=splits, HEADS_PAD=triton.next_power_of_2(heads),
+        HEAD=head, HEAD_PAD=pad, num_warps=4,
+    )  # fmt: skip

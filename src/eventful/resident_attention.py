@@ -1,0 +1,74 @@
+"""Global attention kept up to date on the device: the exact and query rules of `attention`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from eventful import ops
+from eventful.attention import QKV, GlobalAttention
+from eventful.slots import SlotState
+
+REBASED = 64  # rows recomputed for their condition in one step, the worst first
+
+
+def query(attention: GlobalAttention, qkv: QKV) -> tuple[Tensor, Tensor | None]:
+    """See `attention.query`; returns the memory."""
+    state, spec, chosen = attention.step.state, attention.spec, attention.selection
+    state.write_all({spec.slot("key"): qkv[1], spec.slot("value"): qkv[2]}, chosen)
+    state.write(spec.slot("attended"), chosen, attention.selected_queries(qkv[0]))
+    return state.raw(spec.slot("attended")), None
+
+
+def exact(attention: GlobalAttention, qkv: QKV) -> tuple[Tensor, Tensor | None]:
+    """See `attention.exact`; returns the memory of the outputs, fp32."""
+    step, spec, chosen = attention.step, attention.spec, attention.selection
+    state = step.state
+    assert isinstance(state, SlotState)
+    assert state.slots is not None
+    buffers = {spec.slot(n): x for n, x in zip(("query", "key", "value"), qkv, strict=True)}
+    if step.flush_all:
+        state.write_all(buffers, chosen)
+        q, k, v = (attention.heads(part) for part in qkv)
+        out, lse = ops.attend_partial(q, k, v, spec.scale)
+        found = lse.transpose(1, 2)
+        for name, rows in (
+            ("attended", ops.join_heads(out)), ("lse", found), ("condition", 1 + found.abs())
+        ):  # fmt: skip
+            state.write(spec.slot(name), chosen, rows.contiguous())
+        return state.raw(spec.slot("attended")), None
+    names = ("query", "key", "value", "attended", "lse", "condition")
+    memory = ops.ExactMemory(*(state.raw(spec.slot(name)) for name in names))
+    assert chosen.count is not None
+    assert chosen.places is not None
+    picked = ops.Picked(chosen.index, chosen.count, chosen.places)
+    beyond = ops.exchange_(
+        memory, qkv[1], qkv[2], picked, spec.scale, step.config.rebase, state.slots
+    )
+    state.write_all(buffers, chosen)
+    lost = _lost(attention, beyond)
+    both = ((chosen.index, chosen.count), (lost.index, lost.count))
+    ops.recompute_(memory, both, spec.scale, state.slots)
+    return memory.out, lost.count
+
+
+def _lost(attention: GlobalAttention, beyond: Tensor) -> ops.Picked:
+    """The rows furthest beyond their limit; what is left over waits for the next frame."""
+    batch, tokens = beyond.shape
+    level, cap, unread = attention.step.shared(
+        "rows beyond their limit",
+        lambda: (
+            torch.ones(batch, device=beyond.device),
+            torch.full((batch,), min(REBASED, tokens), device=beyond.device),
+            torch.zeros(batch, 3, dtype=torch.int32, device=beyond.device),
+        ),
+    )
+    return ops.pick(beyond, ops.PickRule(level, cap, leading=False), min(REBASED, tokens), unread)
+
+
+RESIDENT_RULES: dict[str, Callable[[GlobalAttention, QKV], tuple[Tensor, Tensor | None]]] = {
+    "query": query,
+    "exact": exact,
+}
