@@ -61,3 +61,19 @@ class ParityError(EventfulError):
 
 class MissingDependencyError(EventfulError, ImportError):
     """An optional library is needed and not installed."""
+
+
+class DataError(EventfulError):
+    """Data on disk that cannot be used as it is."""
+
+
+class MissingFileError(DataError, FileNotFoundError):
+    """A file or folder that a dataset needs or names is not there."""
+
+
+class MalformedDataError(DataError, ValueError):
+    """A line, field or value of an annotation file that is not what the layout says."""
+
+
+class DamagedMediaError(DataError):
+    """An image or video that is there and cannot be decoded."""
