@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 
 SIZE = (48, 64)  # height, width
-EPIC_COLUMNS = (
-    "narration_id,participant_id,video_id,narration_timestamp,start_timestamp,stop_timestamp,"
-    "start_frame,stop_frame,narration,verb,verb_class,noun,noun_class,all_nouns,all_noun_classes"
-).split(",")
+EPIC_COLUMNS = [
+    *("narration_id", "participant_id", "video_id", "narration_timestamp"),
+    *("start_timestamp", "stop_timestamp", "start_frame", "stop_frame", "narration"),
+    *("verb", "verb_class", "noun", "noun_class", "all_nouns", "all_noun_classes"),
+]
 KINETICS_COLUMNS = ["label", "youtube_id", "time_start", "time_end", "split", "is_cc"]
 
 

@@ -7,9 +7,9 @@ import os
 import pickle
 from pathlib import Path
 
-import miniatures
 import pytest
 
+import miniatures
 from eventful.data import Box, Problems, VideoSet, open_dataset, recognise
 from eventful.errors import (
     ConfigError,

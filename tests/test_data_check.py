@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import miniatures
 import pytest
 
+import miniatures
 from eventful.cli import data as command
 from eventful.data.check import Report, check
 from eventful.errors import MissingFileError

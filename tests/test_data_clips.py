@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
-import miniatures
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import miniatures
 from eventful.data import EPIC_VIEWS, KINETICS_VIEWS, Problems, ViewPlan, open_dataset
 from eventful.data.epic import open_epic
 from eventful.errors import (
@@ -183,7 +184,7 @@ def test_epic_table_of_another_shape(tmp_path: Path) -> None:
     with pytest.raises(MalformedDataError, match="line 4: expected 15 values"):
         open_dataset(tmp_path)
     path.write_text(path.read_text().replace("verb_class", "verb_number", 1))
-    with pytest.raises(MalformedDataError, match="line 1: expected a header with .*verb_class"):
+    with pytest.raises(MalformedDataError, match=r"line 1: expected a header with .*verb_class"):
         open_dataset(tmp_path)
 
 
@@ -256,7 +257,7 @@ def test_views_lie_inside_evenly_and_reach_both_ends(
         starts = [view[0] for view in found]
         assert starts[0] == 0
         assert length - span - 1 <= starts[-1] <= length - span
-        gaps = {after - before for before, after in zip(starts, starts[1:], strict=False)}
+        gaps = {after - before for before, after in pairwise(starts)}
         assert max(gaps) - min(gaps) <= 1
 
 

@@ -258,10 +258,10 @@ def _through_library(
     frames: list[_FrameArrays], classes: Sequence[str], backend: str
 ) -> list[float | None]:
     """The same from one of the COCO libraries, which share their interface."""
+    library = load(_MODULES[backend])
     if backend == "pycocotools":
         store, judge = load("pycocotools.coco").COCO, load("pycocotools.cocoeval").COCOeval
     else:
-        library = load("faster_coco_eval")
         store, judge = library.COCO, library.COCOeval_faster
     images = [{"id": i} for i in range(1, len(frames) + 1)]
     categories = [{"id": c, "name": name} for c, name in enumerate(classes, start=1)]
