@@ -92,6 +92,20 @@ def test_coco_looks_at_a_hundred_detections_of_a_class(library: str) -> None:
     assert ours == pytest.approx(coco_map50(found, truth, CLASSES, library).value, abs=SAME)
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_coco_breaks_ties_between_objects_as_the_libraries_do(library: str) -> None:
+    """The first detection overlaps both objects alike; the second can only have the left one."""
+    pytest.importorskip(library.replace("-", "_"))
+    left, right = Box(0, 0, 10, 10, 0), Box(4, 0, 14, 10, 0)
+    found = [detections((2, 0, 12, 10, 0.9, 0), (-1, 0, 9, 10, 0.8, 0))]
+    values = []
+    for truth in ([left, right], [right, left]):
+        values.append(coco_map50(found, [truth], ["car"], "numpy").value)
+        theirs = coco_map50(found, [truth], ["car"], library).value
+        assert values[-1] == pytest.approx(theirs, abs=SAME)
+    assert values[0] != values[1]
+
+
 @pytest.mark.parametrize("backend", ["numpy", *LIBRARIES])
 def test_nothing_found_and_nothing_to_find(backend: metrics.Backend) -> None:
     if backend != "numpy":
