@@ -21,6 +21,8 @@ app = typer.Typer(
 )
 reproduce = typer.Typer(help="Recompute figures of the paper from shapes.", no_args_is_help=True)
 app.add_typer(reproduce, name="reproduce")
+weights = typer.Typer(help="Published weights for this package's models.", no_args_is_help=True)
+app.add_typer(weights, name="weights")
 
 
 class Dtype(StrEnum):
@@ -148,6 +150,31 @@ def memory(as_json: Json = False) -> None:
     from eventful.cli import reproduce
 
     reproduce.memory(as_json)
+
+
+@weights.command()
+def convert(
+    source: Annotated[
+        Path, typer.Argument(metavar="SRC", help="A .pkl, .pth or .safetensors file.")
+    ],
+    target: Annotated[
+        Path, typer.Argument(metavar="DST", help="The .safetensors file to write.", dir_okay=False)
+    ],
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="detectron2 (COCO cascade), vid (the paper's), transformers, vivit, or auto."
+        ),
+    ] = "auto",
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Write what fits although something does not.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Rename the tensors of a published checkpoint, and report every key that fits nothing."""
+    from eventful.cli import weights
+
+    weights.convert(source, target, layout, partial, as_json)
 
 
 @app.command()

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from eventful.errors import ConfigError
 from eventful.relative import RelativePosition, relative_vectors
-from eventful.windows import window_map
 
 Resize = Literal["linear", "bicubic"]
 NORM_EPS = 1e-6
@@ -43,7 +42,8 @@ class Attention(nn.Module):
 
     def tables(self, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Vectors between the rows and between the columns of a grid; needs `table`."""
-        assert self.rel_pos_h is not None and self.rel_pos_w is not None
+        assert self.rel_pos_h is not None
+        assert self.rel_pos_w is not None
         return (
             relative_vectors(self.rel_pos_h, grid[0], self.resize),
             relative_vectors(self.rel_pos_w, grid[1], self.resize),
@@ -113,14 +113,13 @@ class Block(nn.Module):
         if self.window is None:
             out: Tensor = self.attn(x, grid)
             return out
-        window = (self.window, self.window)
-        places = window_map(grid, window, x.device)
-        count, side = places.members.shape
-        padded = torch.cat([x, x.new_zeros(len(x), 1, x.shape[2])], dim=1)
-        windows = padded[:, places.members.flatten()].reshape(len(x) * count, side, -1)
-        attended = self.attn(windows, window).reshape(len(x), count * side, -1)
-        out = attended[:, places.window_of * side + places.place_of]
-        return out
+        side, (height, width) = self.window, grid
+        image = F.pad(x.unflatten(1, grid), (0, 0, 0, -width % side, 0, -height % side))
+        # (B, rows of windows, side, columns of windows, side, D), then window by window
+        windows = image.unflatten(2, (-1, side)).unflatten(1, (-1, side)).transpose(2, 3)
+        attended = self.attn(windows.flatten(3, 4).flatten(0, 2), (side, side))
+        image = attended.reshape(windows.shape).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        return image[:, :height, :width].flatten(1, 2)
 
     def _kept(self, branch: Tensor) -> Tensor:
         if not self.training or not self.drop_path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -116,7 +117,7 @@ class RegionHeads(nn.Module):
         counts = [len(part) for part in proposals]
         total: Tensor | None = None
         refined = torch.cat(proposals)[:, None]
-        for stage in self.stages:
+        for stage in self._box_stages():
             logits, refined = self._refine(stage, maps, proposals)
             scores = logits.softmax(dim=1)
             total = scores if total is None else total + scores
@@ -130,12 +131,15 @@ class RegionHeads(nn.Module):
         return found if self.mask is None else self._masked(maps, found)
 
     def losses(
-        self, maps: Sequence[Tensor], proposals: list[Tensor], targets: Sequence[Target],
+        self,
+        maps: Sequence[Tensor],
+        proposals: list[Tensor],
+        targets: Sequence[Target],
         sizes: Sequence[tuple[int, int]],
-    ) -> dict[str, Tensor]:  # fmt: skip
+    ) -> dict[str, Tensor]:
         """Class and box losses of every stage."""
         config, losses = self.config, {}
-        for number, stage in enumerate(self.stages):
+        for number, stage in enumerate(self._box_stages()):
             overlap = CASCADE_IOU[number]
             sampling = Sampling(config.samples, config.positive, overlap, overlap)
             sampled = [
@@ -151,6 +155,9 @@ class RegionHeads(nn.Module):
                 proposals = self._next(stage, codes, [part.boxes for part in sampled], sizes)
         return losses
 
+    def _box_stages(self) -> list[BoxStage]:
+        return [cast(BoxStage, stage) for stage in self.stages]
+
     def _regions(self, maps: Sequence[Tensor], boxes: list[Tensor]) -> Tensor:
         """Pooled regions; each stage of a cascade sends back its share of the gradient."""
         regions = pool_regions(maps[:4], boxes, BOX_POOL)
@@ -160,7 +167,7 @@ class RegionHeads(nn.Module):
         return regions * share + regions.detach() * (1 - share)
 
     def _refine(
-        self, stage: nn.Module, maps: Sequence[Tensor], proposals: list[Tensor]
+        self, stage: BoxStage, maps: Sequence[Tensor], proposals: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Logits (n, classes + 1) and boxes (n, classes or 1, 4) of all images."""
         logits, codes = stage(self._regions(maps, proposals))
@@ -169,7 +176,7 @@ class RegionHeads(nn.Module):
     @torch.no_grad()
     def _next(
         self,
-        stage: nn.Module,
+        stage: BoxStage,
         codes: Tensor,
         boxes: list[Tensor],
         sizes: Sequence[tuple[int, int]],

@@ -106,7 +106,9 @@ class ViTDet(nn.Module):
     ) -> dict[str, Tensor]:
         """Losses of the proposal network and of the box heads, each a number to add up."""
         if len(targets) != len(pixels):
-            raise ConfigError(f"{len(targets)} targets for {len(pixels)} frames; pass one for each.")
+            raise ConfigError(
+                f"{len(targets)} targets for {len(pixels)} frames; pass one for each."
+            )
         sizes = _sizes(pixels, placements)
         maps = self.features(pixels)
         found = self.rpn(maps)
