@@ -195,6 +195,30 @@ def test_detector_runs_in_a_stream(preset: str) -> None:
     assert torch.equal(outside.boxes, dense.boxes)
 
 
+def test_streams_of_a_batch_are_the_streams_alone() -> None:
+    model = eventful.convert(tiny(), eventful.Config.fast(eventful.TopR(9)))
+    batch, places = eventful.StreamBatch(model), [Placement((48, 60), (77, 96))] * 2
+    alone = [eventful.Stream(model) for _ in range(2)]
+    for name in "ab":
+        batch.join(name)
+    for frames in moving_square(3, (96, 96), batch=2):
+        together = batch(frames, places)
+        apiece = [stream(frames[i : i + 1], places[:1])[0] for i, stream in enumerate(alone)]
+    for a, b in zip(together, apiece, strict=True):
+        assert torch.equal(a.labels, b.labels)
+        torch.testing.assert_close(a.boxes, b.boxes, rtol=1e-3, atol=1e-2)
+
+
+def test_half_precision_keeps_boxes_in_full() -> None:
+    model = tiny(cascade=True)
+    frame = moving_square(1, (96, 96))[0]
+    with torch.no_grad():
+        full = model(frame)[0]
+        half = model.bfloat16()(frame.bfloat16())[0]
+    assert half.boxes.dtype == half.scores.dtype == torch.float32
+    assert boxes.iou(full.boxes[:1], half.boxes).max() > 0.8
+
+
 def test_inspection_knows_the_backbone() -> None:
     report = eventful.inspect(tiny())
     assert (report.matched, report.tokens) == (3, {"backbone": 36})
