@@ -55,6 +55,10 @@ class StreamNameError(EventfulError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class CheckpointError(EventfulError):
+    """A file of weights that cannot be read, or whose keys do not fit the model."""
+
+
 class ParityError(EventfulError):
     """A contender does not compute what the dense model does; its times would mean nothing."""
 

@@ -23,6 +23,8 @@ reproduce = typer.Typer(help="Recompute figures of the paper from shapes.", no_a
 app.add_typer(reproduce, name="reproduce")
 data = typer.Typer(help="Look at datasets on disk.", no_args_is_help=True)
 app.add_typer(data, name="data")
+weights = typer.Typer(help="Published weights for this package's models.", no_args_is_help=True)
+app.add_typer(weights, name="weights")
 
 
 class Dtype(StrEnum):
@@ -173,6 +175,31 @@ def check_data(
     from eventful.cli import data
 
     data.run(path, split, probe, as_json)
+
+
+@weights.command()
+def convert(
+    source: Annotated[
+        Path, typer.Argument(metavar="SRC", help="A .pkl, .pth or .safetensors file.")
+    ],
+    target: Annotated[
+        Path, typer.Argument(metavar="DST", help="The .safetensors file to write.", dir_okay=False)
+    ],
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="detectron2 (COCO cascade), vid (the paper's), transformers, vivit, or auto."
+        ),
+    ] = "auto",
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Write what fits although something does not.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Rename the tensors of a published checkpoint, and report every key that fits nothing."""
+    from eventful.cli import weights
+
+    weights.convert(source, target, layout, partial, as_json)
 
 
 @app.command()
