@@ -32,12 +32,20 @@ def test_help_lists_every_command_without_loading_torch() -> None:
     )
     done = python(script)
     assert done.returncode == 0, done.stderr
-    for command in ("inspect", "demo", "reproduce", "doctor"):
+    for command in ("inspect", "demo", "reproduce", "weights", "doctor"):
         assert command in done.stdout
 
 
 @pytest.mark.parametrize(
-    "command", [["inspect"], ["demo"], ["doctor"], ["reproduce", "counts"], ["reproduce", "memory"]]
+    "command",
+    [
+        ["inspect"],
+        ["demo"],
+        ["doctor"],
+        ["reproduce", "counts"],
+        ["reproduce", "memory"],
+        ["weights", "convert"],
+    ],
 )
 def test_every_command_has_help(command: list[str]) -> None:
     done = eventful(*command, "--help")

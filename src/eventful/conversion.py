@@ -14,6 +14,7 @@ from eventful.adapters import Adapter, Mismatch, adapters
 from eventful.adapters.base import Session
 from eventful.block import run_block
 from eventful.config import PRESETS, Config
+from eventful.counting import BlockShape
 from eventful.errors import ConfigError, NoMatchError, UnsupportedError
 from eventful.footprint import state_bytes
 from eventful.layout import TokenLayout
@@ -239,14 +240,35 @@ def inspect(model: nn.Module, size: tuple[int, int] | int | None = None) -> Insp
     return Inspection(_block_matches(model), pixels, tokens, total)
 
 
-def _trunk_bytes(trunk: nn.Module, adapter: Adapter, layout: TokenLayout, config: Config) -> int:
-    dtype = next((p.dtype for p in trunk.parameters() if p.is_floating_point()), torch.float32)
-    specs = [
-        adapter.spec(trunk, block)
+def block_shapes(
+    model: nn.Module, size: tuple[int, int] | int, config: Config
+) -> tuple[BlockShape, ...]:
+    """What counting needs to know of every block that `convert` would convert, in order.
+
+    Args:
+        size: frame size in pixels.
+    """
+    pixels = (size, size) if isinstance(size, int) else size
+    return tuple(
+        shape
+        for _, trunk, adapter in _trunks(model)
+        for shape in _trunk_shapes(trunk, adapter, adapter.layout(trunk, pixels), config)
+    )
+
+
+def _trunk_shapes(
+    trunk: nn.Module, adapter: Adapter, layout: TokenLayout, config: Config
+) -> list[BlockShape]:
+    return [
+        adapter.spec(trunk, block).shape(layout, config)
         for _, block in adapter.blocks(trunk)
         if _reason(adapter, trunk, block) is None
     ]
-    return state_bytes([spec.shape(layout, config) for spec in specs], config, dtype)
+
+
+def _trunk_bytes(trunk: nn.Module, adapter: Adapter, layout: TokenLayout, config: Config) -> int:
+    dtype = next((p.dtype for p in trunk.parameters() if p.is_floating_point()), torch.float32)
+    return state_bytes(_trunk_shapes(trunk, adapter, layout, config), config, dtype)
 
 
 def find_session(model: nn.Module) -> Session | None:

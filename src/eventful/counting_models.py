@@ -1,4 +1,8 @@
-"""The paper's two systems as shapes, and what they cost over a clip or a video."""
+"""The paper's two systems as shapes by hand, and what they cost over a clip or a video.
+
+`eventful.models.shapes` reads the same shapes off the modules themselves; a test holds the two
+against each other.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +53,15 @@ def count_clip(
     return flush + count_backbone(shapes, rule, [work] * len(shapes)) * (frames - 1)
 
 
-def count_vivit(size: int, rule: Rule | None = None, work: BlockWork | None = None) -> Operations:
-    """One video: every view flushes its first step, then runs the temporal model once."""
-    spatial = count_clip(vivit_b_spatial(size), rule, work, frames=VIVIT_STEPS)
-    return (spatial + count_backbone(vivit_b_temporal())) * VIVIT_VIEWS
+def count_video(
+    spatial: Sequence[BlockShape],
+    temporal: Sequence[BlockShape],
+    rule: Rule | None = None,
+    work: BlockWork | None = None,
+) -> Operations:
+    """One video through ViViT: each view flushes its first step, then runs the temporal model."""
+    steps = count_clip(spatial, rule, work, frames=VIVIT_STEPS)
+    return (steps + count_backbone(temporal)) * VIVIT_VIEWS
 
 
 def _plain(

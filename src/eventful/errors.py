@@ -55,6 +55,10 @@ class StreamNameError(EventfulError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class CheckpointError(EventfulError):
+    """A file of weights that cannot be read, or whose keys do not fit the model."""
+
+
 class ParityError(EventfulError):
     """A contender does not compute what the dense model does; its times would mean nothing."""
 
@@ -65,3 +69,19 @@ class MissingDependencyError(EventfulError, ImportError):
 
 class BackendError(EventfulError):
     """A forced backend does not exist or cannot serve a call."""
+
+
+class DataError(EventfulError):
+    """Data on disk that cannot be used as it is."""
+
+
+class MissingFileError(DataError, FileNotFoundError):
+    """A file or folder that a dataset needs or names is not there."""
+
+
+class MalformedDataError(DataError, ValueError):
+    """A line, field or value of an annotation file that is not what the layout says."""
+
+
+class DamagedMediaError(DataError):
+    """An image or video that is there and cannot be decoded."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from eventful.adapters.base import Adapter, BlockCall, Mismatch
 from eventful.adapters.hf_plain import HFDinov3, HFPlain, HFYolos
 from eventful.adapters.hf_windowed import HFSam, HFVitDet
+from eventful.adapters.own_vit import OwnViT
 from eventful.adapters.timm_eva import TimmEva, TimmEvaRotary
 from eventful.adapters.timm_sam import TimmSAM
 from eventful.adapters.timm_vit import TimmViT
@@ -21,6 +22,7 @@ _ADAPTERS: list[Adapter] = [
     HFYolos(),
     HFVitDet(),
     HFSam(),
+    OwnViT(),
 ]
 
 

@@ -29,6 +29,8 @@ EXTRAS = {
     "matplotlib": "plot",
     "typer": "cli",
     "rich": "cli",
+    "faster_coco_eval": "eval",
+    "pycocotools": "eval",
 }
 
 # Importing one of these imports torchvision.

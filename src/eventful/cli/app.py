@@ -21,6 +21,10 @@ app = typer.Typer(
 )
 reproduce = typer.Typer(help="Recompute figures of the paper from shapes.", no_args_is_help=True)
 app.add_typer(reproduce, name="reproduce")
+data = typer.Typer(help="Look at datasets on disk.", no_args_is_help=True)
+app.add_typer(data, name="data")
+weights = typer.Typer(help="Published weights for this package's models.", no_args_is_help=True)
+app.add_typer(weights, name="weights")
 
 
 class Dtype(StrEnum):
@@ -148,6 +152,54 @@ def memory(as_json: Json = False) -> None:
     from eventful.cli import reproduce
 
     reproduce.memory(as_json)
+
+
+@data.command("check")
+def check_data(
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="Folder of a dataset, or a COCO-style JSON file.")
+    ],
+    split: Annotated[
+        str | None, typer.Option(help="Look at this split alone; default: every one there.")
+    ] = None,
+    probe: Annotated[
+        int, typer.Option(min=-1, help="Videos per split to decode two frames of; -1 for all.")
+    ] = 32,
+    as_json: Json = False,
+) -> None:
+    """Say what a dataset has and what it lacks.
+
+    Finds the layout by itself, reads every annotation, looks for every file and decodes a sample.
+    Exits with 1 where the data cannot be used as it is.
+    """
+    from eventful.cli import data
+
+    data.run(path, split, probe, as_json)
+
+
+@weights.command()
+def convert(
+    source: Annotated[
+        Path, typer.Argument(metavar="SRC", help="A .pkl, .pth or .safetensors file.")
+    ],
+    target: Annotated[
+        Path, typer.Argument(metavar="DST", help="The .safetensors file to write.", dir_okay=False)
+    ],
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="detectron2 (COCO cascade), vid (the paper's), transformers, vivit, or auto."
+        ),
+    ] = "auto",
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Write what fits although something does not.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Rename the tensors of a published checkpoint, and report every key that fits nothing."""
+    from eventful.cli import weights
+
+    weights.convert(source, target, layout, partial, as_json)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`eventful reproduce`: the paper's costs and memory figures, recomputed from shapes."""
+"""`eventful reproduce`: the paper's costs and memory figures, from the shapes of its models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from eventful.cli import paper_tables as paper
 from eventful.config import Config
 from eventful.counting import BlockWork, attention_bytes, token_bytes
-from eventful.counting_models import CLIP_FRAMES, count_clip, count_vivit, vitdet_b
+from eventful.counting_models import CLIP_FRAMES, count_clip, count_video
+from eventful.models.shapes import spatial_shapes, temporal_shapes, vitdet_shapes
 
 Row = dict[str, Any]
 
@@ -123,9 +124,10 @@ def _cost(published: paper.PublishedCost, pooled_keys: int | None = None) -> flo
     rule = _RULES.get(published.variant)
     work = None if published.r is None else BlockWork.uniform(published.r, pooled_keys)
     if published.unit == "TFlops":
-        return count_vivit(published.size, rule, work).total / 1e12
+        shapes = spatial_shapes(published.size)
+        return count_video(shapes, temporal_shapes(published.size), rule, work).total / 1e12
     pooled = published.variant in (paper.SPATIAL, paper.SPATIOTEMPORAL)
-    shapes = vitdet_b(published.size, pool=2 if pooled else 1)
+    shapes = vitdet_shapes(published.size, pool=2 if pooled else 1)
     return count_clip(shapes, rule, work).total / CLIP_FRAMES / 1e9
 
 
@@ -135,7 +137,7 @@ def _bracket(published: paper.PublishedCost) -> Row:
     The cost is linear in the pooled keys touched, so the published one implies their number.
     """
     selected = published.r or 0
-    cells = vitdet_b(published.size, pool=2)[-1].keys
+    cells = vitdet_shapes(published.size, pool=2)[-1].keys
     fewest, most = -(-selected // 4), min(selected, cells)
     low, high = _cost(published, fewest), _cost(published, most)
     implied = fewest + (published.value - low) / (high - low) * (most - fewest)
@@ -148,7 +150,7 @@ def _bracket(published: paper.PublishedCost) -> Row:
 
 
 def _state_bytes(figure: str, tokens: int, itemsize: int) -> int:
-    block = vitdet_b(1024)[0]
+    block = vitdet_shapes(1024)[0]
     if figure == paper.TOKEN_STATE:
         return token_bytes(tokens, block.dim, itemsize)
     return attention_bytes(block.heads, tokens, tokens, itemsize)

@@ -1,0 +1,65 @@
+"""`eventful data check`: what a folder of data has and what it lacks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from eventful.data.catalog import LAYOUTS
+from eventful.data.check import Report, SplitReport, check
+
+SHOWN = 5  # problems of one kind to print; --json has them all
+COLOURS = {"complete": "green", "partial": "yellow", "unusable": "red"}
+
+
+def run(path: Path, split: str | None, probe: int, as_json: bool) -> None:
+    """Print the report; exit with 1 where it says unusable."""
+    report = check(path, split, probe)
+    if as_json:
+        print(json.dumps(report.plain(), indent=2))
+    else:
+        _show(report)
+    if report.verdict == "unusable":
+        raise SystemExit(1)
+
+
+def _show(report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    if report.layout is None:
+        console.print(f"{report.path}: no layout that is known. These are:", markup=False)
+        for layout in LAYOUTS.values():
+            console.print(f"  {layout.name}: {layout.form}", markup=False)
+        return
+    console.print(f"{report.path}: {report.layout} ({report.task})", markup=False)
+    for name, there in report.parts.items():
+        console.print(f"  {'there ' if there else 'absent'}  {name}", markup=False)
+    table = Table("split", "videos", "frames", "annotations", "labels", "decoded", "verdict")
+    for split in report.splits:
+        table.add_row(
+            split.split,
+            f"{split.videos:,}",
+            "not counted" if split.frames is None else f"{split.frames:,}",
+            f"{split.annotations:,}",
+            f"{split.labels} of {split.classes}",
+            str(split.probed),
+            f"[{COLOURS[split.verdict]}]{split.verdict}[/]",
+        )
+    console.print(table)
+    for split in report.splits:
+        for line in _problems(split):
+            console.print(line, markup=False)
+
+
+def _problems(split: SplitReport) -> list[str]:
+    lines = []
+    for kind in ("missing", "malformed", "damaged"):
+        found: tuple[str, ...] = getattr(split, kind)
+        if found:
+            lines.append(f"{split.split}: {len(found)} {kind}")
+            lines += [f"  {message}" for message in found[:SHOWN]]
+        if len(found) > SHOWN:
+            lines.append(f"  and {len(found) - SHOWN} more (--json lists them all)")
+    return lines

@@ -1,0 +1,26 @@
+"""`eventful weights`: published checkpoints into files of this package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from eventful.errors import CheckpointError
+from eventful.models.loading import convert_checkpoint, save
+
+
+def convert(source: Path, target: Path, layout: str, partial: bool, as_json: bool) -> None:
+    """Write the renamed weights, and print what became of each key."""
+    if target.suffix != ".safetensors":
+        raise CheckpointError(f"{target} should end in .safetensors, which is what is written.")
+    converted = convert_checkpoint(source, layout, strict=not partial)
+    if not converted.state:
+        raise CheckpointError(f"Nothing in {source} fits:\n{converted.report}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    save(converted, target)
+    if as_json:
+        about = {"model": converted.kind, "config": converted.config}
+        print(json.dumps({**converted.report.as_dict(), **about}, indent=2))
+        return
+    print(converted.report)
+    print(f"{target}: {converted.kind}, {len(converted.state)} tensors")

@@ -1,0 +1,170 @@
+"""What a folder of data has and what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from eventful.data.catalog import LAYOUTS, Layout, recognise
+from eventful.data.problems import Problems, missing
+from eventful.data.records import Task, Video, VideoSet
+from eventful.errors import DamagedMediaError, DataError, MissingFileError
+from eventful.video.source import ImageFiles
+
+Verdict = Literal["complete", "partial", "unusable"]
+
+PROBED = 32  # videos a check decodes two frames of, unless told otherwise
+
+
+@dataclass(frozen=True)
+class SplitReport:
+    """One split.
+
+    Args:
+        frames: Images that are listed; None where the videos are files, whose frames only decoding
+            would count.
+        annotations: Boxes, or labelled clips.
+        labels: How many of the classes occur.
+        probed: Videos of which the first and last frame were decoded.
+    """
+
+    split: str
+    videos: int
+    frames: int | None
+    annotations: int
+    labels: int
+    classes: int
+    probed: int
+    missing: tuple[str, ...]
+    malformed: tuple[str, ...]
+    damaged: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Unusable without videos or with malformed rows; partial where files would be skipped."""
+        if not self.videos or self.malformed:
+            return "unusable"
+        return "partial" if self.missing or self.damaged else "complete"
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole folder.
+
+    Args:
+        layout: None where it was not recognised.
+        parts: Files and folders of the layout, and whether they are there.
+    """
+
+    path: str
+    layout: str | None
+    task: Task | None
+    parts: dict[str, bool]
+    splits: tuple[SplitReport, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of its splits'; unusable without any."""
+        verdicts = {split.verdict for split in self.splits}
+        if not verdicts or "unusable" in verdicts:
+            return "unusable"
+        return "partial" if "partial" in verdicts else "complete"
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON, with the verdicts."""
+        splits = [{**asdict(split), "verdict": split.verdict} for split in self.splits]
+        known = {name: layout.form for name, layout in LAYOUTS.items()}
+        extra = {} if self.layout else {"known_layouts": known}
+        return {**asdict(self), "splits": splits, "verdict": self.verdict, **extra}
+
+
+def check(path: str | Path, split: str | None = None, probe: int = PROBED) -> Report:
+    """Read every annotation, look for every file, decode a sample.
+
+    Args:
+        split: Look at this one alone.
+        probe: Videos per split to decode the first and last frame of, evenly spread; -1 for all.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise missing(path, "the folder to check")
+    layout = recognise(path)
+    if layout is None:
+        return Report(str(path), None, None, {}, ())
+    names = layout.splits(path)
+    if split is not None and split not in names:
+        raise missing(path, f"split {split!r} of {layout.name}; it has {list(names) or 'none'}")
+    reports = tuple(
+        _split(layout, path, name, probe) for name in ([split] if split is not None else names)
+    )
+    return Report(str(path), layout.name, layout.task, layout.parts(path), reports)
+
+
+def _split(layout: Layout, path: Path, split: str, probe: int) -> SplitReport:
+    problems = Problems()
+    try:
+        videos = layout.open(path, split, problems)
+    except DataError as error:
+        problems(error)
+        videos = VideoSet(layout.name, split, layout.task, (), ())
+    labels = _labels(videos, problems)
+    _look(videos, problems)
+    probed = _sample(videos.videos, probe)
+    for video in probed:
+        _decode(video, problems)
+    listed = [len(v) for v in videos if isinstance(v.frames, ImageFiles)]
+    return SplitReport(
+        split=split,
+        videos=len(videos),
+        frames=sum(listed) if len(listed) == len(videos) else None,
+        annotations=len(labels),
+        labels=len(set(labels)),
+        classes=len(videos.classes),
+        probed=len(probed),
+        missing=tuple(dict.fromkeys(problems.missing)),
+        malformed=tuple(problems.malformed),
+        damaged=tuple(problems.damaged),
+    )
+
+
+def _labels(videos: VideoSet, problems: Problems) -> list[int]:
+    """The label of every box or clip; reading them is what finds malformed files."""
+    labels = []
+    for video in videos:
+        if video.label is not None:
+            labels.append(video.label)
+        if video.boxes is None:
+            continue
+        for index in range(len(video.boxes)):
+            try:
+                labels += [box.label for box in video.boxes[index]]
+            except DataError as error:
+                problems(error)
+    return labels
+
+
+def _look(videos: VideoSet, problems: Problems) -> None:
+    """Note image files that are not there."""
+    for video in videos:
+        if isinstance(video.frames, ImageFiles):
+            for path in video.frames.missing():
+                problems(missing(path, f"a frame of {video.name}"))
+
+
+def _decode(video: Video, problems: Problems) -> None:
+    """Decode the first frame and the last, one by one: images may differ in size."""
+    try:
+        for index in {0, len(video) - 1}:
+            video.frames.read([index])
+    except DamagedMediaError as error:
+        problems(error)
+    except MissingFileError:
+        pass  # noted when its file was looked for
+
+
+def _sample(videos: Sequence[Video], count: int) -> list[Video]:
+    if count < 0 or count >= len(videos):
+        return list(videos)
+    return [videos[i * len(videos) // count] for i in range(count)]

@@ -1,0 +1,149 @@
+"""MOTChallenge folders: `<split>/<sequence>/{seqinfo.ini, img1/, gt/gt.txt}`."""
+
+from __future__ import annotations
+
+import configparser
+from dataclasses import dataclass
+from pathlib import Path
+
+from eventful.data.problems import OnProblem, malformed, missing, stop
+from eventful.data.records import Box, Video, VideoSet
+from eventful.data.tables import lines
+from eventful.errors import DataError
+from eventful.video.source import ImageFiles
+
+ALL = "all"  # the split of a folder that holds sequences itself
+PEDESTRIAN = 1
+# MOT16 and later: people the benchmark neither asks for nor counts as wrong.
+UNCLEAR = {2: "person on vehicle", 7: "static person", 8: "distractor", 12: "reflection"}
+
+
+@dataclass(frozen=True)
+class SequenceInfo:
+    """What `seqinfo.ini` says that is needed to find the frames."""
+
+    name: str
+    folder: str
+    extension: str
+    length: int
+
+
+def splits(path: Path) -> tuple[str, ...]:
+    """Folders that hold sequences, `val` first, or this one itself."""
+    if _sequences(path):
+        return (ALL,)
+    if not path.is_dir():
+        return ()
+    names = (p.name for p in path.iterdir() if p.is_dir() and _sequences(p))
+    return tuple(sorted(names, key=lambda name: (name != "val", name)))
+
+
+def parts(path: Path) -> dict[str, bool]:
+    """What the layout consists of, and whether it is there."""
+    found = splits(path)
+    if found == (ALL,):
+        return {"<sequence>/seqinfo.ini": True}
+    return {f"{name}/<sequence>/seqinfo.ini": name in found for name in ("train", "val")}
+
+
+def open_mot(path: Path, split: str = "train", on_problem: OnProblem = stop) -> VideoSet:
+    """The sequences of one split, people with one class.
+
+    A row whose confidence is 0 becomes an ignored box. Coordinates are taken as written.
+
+    Args:
+        split: A folder of sequences, or `"all"` where `path` is one.
+    """
+    folder = path if split == ALL else path / split
+    sequences = _sequences(folder)
+    if not sequences:
+        raise missing(folder, "a folder of MOTChallenge sequences, each with a seqinfo.ini")
+    videos = []
+    for sequence in sequences:
+        try:
+            videos.append(_video(sequence, on_problem))
+        except DataError as error:
+            on_problem(error)
+    return VideoSet("mot", split, "detection", ("person",), tuple(videos))
+
+
+def _sequences(folder: Path) -> list[Path]:
+    return sorted(p.parent for p in folder.glob("*/seqinfo.ini"))
+
+
+def _video(sequence: Path, on_problem: OnProblem) -> Video:
+    info = _info(sequence / "seqinfo.ini")
+    folder = sequence / info.folder
+    images = {int(p.stem): p.name for p in folder.glob(f"*{info.extension}") if p.stem.isdigit()}
+    if not images:
+        raise missing(folder, f"frames NNNNNN{info.extension} of sequence {info.name}")
+    if len(images) != info.length:
+        expected = f"seqLength to be the number of frames in {folder}, {len(images)}"
+        on_problem(malformed(sequence / "seqinfo.ini", "[Sequence]", expected, info.length))
+    boxes = _truth(sequence / "gt" / "gt.txt", set(images), on_problem)
+    numbers = sorted(images)
+    return Video(
+        info.name,
+        ImageFiles(folder, tuple(images[number] for number in numbers)),
+        tuple(tuple(boxes.get(number, ())) for number in numbers),
+    )
+
+
+def _info(path: Path) -> SequenceInfo:
+    parser = configparser.ConfigParser()
+    try:
+        parser.read(path, encoding="utf-8-sig")
+    except configparser.Error as error:
+        expected = "an ini file with a section [Sequence]"
+        raise malformed(path, getattr(error, "lineno", 1) or 1, expected, str(error)) from None
+    if "Sequence" not in parser:
+        raise malformed(path, 1, "a section [Sequence]", parser.sections())
+    section = parser["Sequence"]
+    length = section.get("seqLength", "")
+    if not length.isdigit():
+        raise malformed(path, "[Sequence]", "a number of frames in seqLength", length)
+    return SequenceInfo(
+        section.get("name", path.parent.name),
+        section.get("imDir", "img1"),
+        section.get("imExt", ".jpg"),
+        int(length),
+    )
+
+
+def _truth(path: Path, frames: set[int], on_problem: OnProblem) -> dict[int, list[Box]]:
+    boxes: dict[int, list[Box]] = {}
+    for number, line in lines(path, "the boxes of a sequence"):
+        try:
+            frame, box = _row(path, number, line)
+        except DataError as error:
+            on_problem(error)
+            continue
+        if frame not in frames:
+            on_problem(malformed(path, number, "a frame number that img1 has", frame))
+        elif box is not None:
+            boxes.setdefault(frame, []).append(box)
+    return boxes
+
+
+def _row(path: Path, number: int, line: str) -> tuple[int, Box | None]:
+    """One row: frame, id, left, top, width, height, confidence, then either form of the rest.
+
+    MOT15 goes on with x, y, z in the world (ten values); MOT16 and later with class and visibility
+    (nine).
+    """
+    fields = line.split(",")
+    if len(fields) not in {9, 10}:
+        expected = "frame,id,left,top,width,height,confidence and 2 or 3 values more"
+        raise malformed(path, number, expected, line)
+    try:
+        frame, track = int(fields[0]), int(float(fields[1]))
+        left, top, width, height, confidence = map(float, fields[2:7])
+        kind = int(fields[7]) if len(fields) == 9 else PEDESTRIAN
+    except ValueError:
+        raise malformed(path, number, "numbers, frame and id whole", line) from None
+    if width <= 0 or height <= 0:
+        raise malformed(path, number, "a width and height above 0", line)
+    if kind != PEDESTRIAN and kind not in UNCLEAR:
+        return frame, None
+    ignore = confidence == 0 or kind in UNCLEAR
+    return frame, Box(left, top, left + width, top + height, 0, track, ignore)

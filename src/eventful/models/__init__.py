@@ -1,0 +1,1 @@
+"""The paper's two systems, whole: `vitdet` finds objects, `vivit` names actions."""

@@ -1,0 +1,277 @@
+"""Published weights into this package's models, by way of files of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eventful.errors import CheckpointError
+from eventful.models.checkpoints import read_checkpoint
+from eventful.models.layouts import Layout, LayoutReport, find_layout
+from eventful.models.vitdet.backbone import BackboneConfig, ViTDetBackbone
+from eventful.models.vitdet.model import ViTDet, ViTDetConfig, detector_config
+from eventful.models.vivit.model import ViViT, ViViTConfig
+
+_HEAD_DIM = 64  # of every published model; files do not state it where there are no tables
+
+
+@dataclass(frozen=True)
+class Converted:
+    """Weights under this package's names, the model they make up, and what became of the keys."""
+
+    kind: str
+    config: dict[str, Any]
+    state: dict[str, Tensor]
+    report: LayoutReport
+
+
+def convert_checkpoint(
+    source: str | Path | Mapping[str, Tensor], layout: str = "auto", *, strict: bool = True
+) -> Converted:
+    """Rename the weights of a published file.
+
+    Args:
+        source: the file, or its keys and tensors.
+        layout: a key of `LAYOUTS`, or `auto`.
+        strict: raise unless file and model fit with nothing left over.
+
+    Raises:
+        CheckpointError: with the report, if they do not fit.
+    """
+    given = source if isinstance(source, Mapping) else read_checkpoint(source)
+    name, rules = find_layout(layout, given)
+    state, report = _renamed(name, rules, given)
+    try:
+        config = _CONFIGS[rules.model](state)
+        with torch.device("meta"):
+            expected = build(rules.model, config).state_dict()
+    except (KeyError, IndexError, ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(
+            f"The file lacks keys without which the model's sizes are unknown ({error}).\n{report}"
+        ) from error
+    if rules.model == "vitdet-backbone":
+        state, report = _without_prefix(state, report)
+    state, report = _fitted(expected, state, report)
+    if strict and not report.complete:
+        raise CheckpointError(f"The file does not fit the model:\n{report}")
+    return Converted(rules.model, config, state, report)
+
+
+def save(converted: Converted, path: str | Path) -> None:
+    """Write safetensors that `load_model` reads; they also say which model they are for."""
+    from safetensors.torch import save_file
+
+    about = {"model": converted.kind, "config": converted.config}
+    tensors = {key: value.contiguous().clone() for key, value in converted.state.items()}
+    save_file(tensors, str(path), metadata={"eventful": json.dumps(about)})
+
+
+def load_model(path: str | Path, **overrides: Any) -> nn.Module:
+    """The model of a file that `save` wrote, in eval mode.
+
+    Args:
+        overrides: fields of the model's configuration to change, such as `size=672`; for a
+            detector, those of its backbone.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("eventful", "null"))
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is no readable safetensors file ({error}).") from error
+    if about is None:
+        raise CheckpointError(
+            f"{path} does not say which model it is for. Make it with `eventful weights convert`, "
+            "or build the model yourself and call load_weights."
+        )
+    config = dict(about["config"])
+    inner = dict(config["backbone"]) if "backbone" in config else config
+    unknown = sorted(set(overrides) - set(inner))
+    if unknown:
+        raise CheckpointError(f"{about['model']} has no {unknown[0]!r}; it has {', '.join(inner)}.")
+    inner.update(overrides)
+    model = build(about["model"], {**config, "backbone": inner} if "backbone" in config else inner)
+    load_weights(model, path)
+    return model.eval()
+
+
+def load_weights(
+    model: nn.Module,
+    source: str | Path | Mapping[str, Tensor],
+    layout: str = "own",
+    *,
+    strict: bool = True,
+) -> LayoutReport:
+    """Load a file into a model.
+
+    Args:
+        layout: `own` for this package's names, else as in `convert_checkpoint`.
+        strict: raise unless all fits; otherwise load what does, and report the rest.
+    """
+    given = source if isinstance(source, Mapping) else read_checkpoint(source)
+    if layout == "own":
+        state = dict(given)
+        report = LayoutReport(layout, used={key: key for key in state})
+    else:
+        name, rules = find_layout(layout, given)
+        state, report = _renamed(name, rules, given)
+        if isinstance(model, ViTDetBackbone):
+            state, report = _without_prefix(state, report)
+    state, report = _fitted(model.state_dict(), state, report)
+    if strict and not report.complete:
+        raise CheckpointError(f"The weights do not fit the model:\n{report}")
+    model.load_state_dict(state, strict=False)
+    return report
+
+
+def build(kind: str, config: dict[str, Any]) -> nn.Module:
+    """A model with random weights from the name and configuration in a file."""
+    if kind == "vitdet":
+        return ViTDet(ViTDetConfig.from_dict(config))
+    if kind == "vitdet-backbone":
+        return ViTDetBackbone(BackboneConfig(**config))
+    if kind == "vivit":
+        return ViViT(ViViTConfig.from_dict(config))
+    raise CheckpointError(f"No model {kind!r} here; the file is from another version of eventful.")
+
+
+def _renamed(
+    name: str, layout: Layout, given: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], LayoutReport]:
+    state: dict[str, Tensor] = {}
+    used: dict[str, str] = {}
+    unneeded: dict[str, str] = {}
+    unexpected: list[str] = []
+    for key, tensor in given.items():
+        here, why = layout.rename(key), layout.excuse(key)
+        if here is not None and here not in state:
+            state[here], used[key] = tensor, here
+        elif why is not None:
+            unneeded[key] = why
+        else:
+            unexpected.append(key)
+    return state, LayoutReport(name, used, unneeded, tuple(unexpected))
+
+
+def _fitted(
+    expected: Mapping[str, Tensor], state: dict[str, Tensor], report: LayoutReport
+) -> tuple[dict[str, Tensor], LayoutReport]:
+    """Drop what the model has no place for, and say so."""
+    source = {here: key for key, here in report.used.items()}
+    strangers = [key for key in state if key not in expected]
+    mismatched = {
+        key: f"{tuple(tensor.shape)} in the file, {tuple(expected[key].shape)} in the model"
+        for key, tensor in state.items()
+        if key in expected and tensor.shape != expected[key].shape
+    }
+    kept = {k: v for k, v in state.items() if k in expected and k not in mismatched}
+    return kept, replace(
+        report,
+        used={source[key]: key for key in kept},
+        unexpected=(*report.unexpected, *(source[key] for key in strangers)),
+        missing=tuple(key for key in expected if key not in state),
+        mismatched=mismatched,
+    )
+
+
+def _without_prefix(
+    state: Mapping[str, Tensor], report: LayoutReport
+) -> tuple[dict[str, Tensor], LayoutReport]:
+    """Names for a backbone by itself; the layouts name it as a part of the detector."""
+    used = {key: here.removeprefix("backbone.") for key, here in report.used.items()}
+    bare = {key.removeprefix("backbone."): value for key, value in state.items()}
+    return bare, replace(report, used=used)
+
+
+def _count(state: Mapping[str, Tensor], prefix: str) -> int:
+    """One more than the largest index behind a prefix."""
+    numbers = [key.removeprefix(prefix).split(".")[0] for key in state if key.startswith(prefix)]
+    return 1 + max((int(number) for number in numbers), default=-1)
+
+
+def _backbone_config(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Sizes of a ViTDet backbone from its tensors."""
+    patches, positions = state["backbone.patch_embed.weight"], state["backbone.pos_embed"]
+    dim, channels, patch, _ = patches.shape
+    side = math.isqrt(positions.shape[1])
+    depth = _count(state, "backbone.blocks.")
+    tables = {
+        i: (state[f"backbone.blocks.{i}.attn.rel_pos_h"].shape[0] + 1) // 2
+        for i in range(depth)
+        if f"backbone.blocks.{i}.attn.rel_pos_h" in state
+    }
+    config: dict[str, Any] = {
+        "patch": patch,
+        "channels": channels,
+        "dim": dim,
+        "depth": depth,
+        "mlp_ratio": state["backbone.blocks.0.mlp.fc1.weight"].shape[0] / dim,
+        "pretrained_grid": side,
+        "class_slot": positions.shape[1] > side * side,
+        "relative": bool(tables),
+        "heads": max(1, dim // _HEAD_DIM),
+    }
+    if tables:
+        window, trained = min(tables.values()), max(tables.values())
+        columns = next(state[k].shape[1] for k in state if k.endswith("rel_pos_h"))
+        config |= {
+            "heads": dim // columns,
+            "window": window,
+            "trained_size": trained * patch,
+            "size": trained * patch,
+            "global_blocks": tuple(i for i, side in tables.items() if side != window),
+        }
+    return config
+
+
+def _vitdet_config(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    backbone = _backbone_config(state)
+    stages = _count(state, "heads.stages.")
+    classes = state["heads.stages.0.scores.weight"].shape[0] - 1
+    size = backbone.pop("size", 1024)
+    cascade = stages > 1
+    config = detector_config(classes, size, cascade, "linear" if cascade else "bicubic", **backbone)
+    heads = replace(
+        config.heads,
+        stages=stages,
+        shared_boxes=state["heads.stages.0.deltas.weight"].shape[0] == 4,
+        masks=any(key.startswith("heads.mask.") for key in state),
+        convs=_count(state, "heads.stages.0.convs."),
+        hidden=state["heads.stages.0.fc.weight"].shape[0],
+    )
+    channels = state["rpn.objectness.weight"].shape[1]
+    return replace(config, heads=heads, channels=channels).to_dict()
+
+
+def _vivit_config(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    patches = state["spatial.embed.weight"]
+    dim, channels, tubelet, patch, _ = patches.shape
+    side = math.isqrt(state["spatial.positions"].shape[1] - 1)
+    return ViViTConfig(
+        classes=state["classifier.weight"].shape[0],
+        size=side * patch,
+        frames=(state["temporal.positions"].shape[1] - 1) * tubelet,
+        tubelet=tubelet,
+        patch=patch,
+        channels=channels,
+        dim=dim,
+        depth=_count(state, "spatial.blocks."),
+        temporal_depth=_count(state, "temporal.blocks."),
+        heads=max(1, dim // _HEAD_DIM),
+        mlp_ratio=state["spatial.blocks.0.mlp.fc1.weight"].shape[0] / dim,
+    ).to_dict()
+
+
+_CONFIGS = {
+    "vitdet": _vitdet_config,
+    "vitdet-backbone": _backbone_config,
+    "vivit": _vivit_config,
+}

@@ -1,0 +1,145 @@
+"""Boxes (x1, y1, x2, y2) in pixels: overlap, coding, anchors, matching."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# The largest growth of a side that a prediction can ask for: 1000 px from an anchor of 16.
+_MOST_GROWTH = math.log(1000.0 / 16)
+
+BACKGROUND, IGNORED, FOREGROUND = 0, -1, 1
+
+
+def area(boxes: Tensor) -> Tensor:
+    """Areas (...) of boxes (..., 4)."""
+    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+
+
+def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Boxes cut off at the borders of an image of `size` (height, width)."""
+    height, width = size
+    x, y = boxes[..., 0::2].clamp(0, width), boxes[..., 1::2].clamp(0, height)
+    return torch.stack([x[..., 0], y[..., 0], x[..., 1], y[..., 1]], dim=-1)
+
+
+def nonempty(boxes: Tensor) -> Tensor:
+    """Mask of the boxes (..., 4) with a positive width and height."""
+    return (boxes[..., 2] > boxes[..., 0]) & (boxes[..., 3] > boxes[..., 1])
+
+
+def _intersection(a: Tensor, b: Tensor) -> Tensor:
+    low, high = torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])
+    return (high - low).clamp_min(0).prod(dim=-1)
+
+
+def iou(a: Tensor, b: Tensor) -> Tensor:
+    """Intersection over union (N, M) of boxes (N, 4) and (M, 4); 0 where both are empty."""
+    inter = _intersection(a[:, None], b[None])
+    union = area(a)[:, None] + area(b)[None] - inter
+    return torch.where(inter > 0, inter / union, inter.new_zeros(()))
+
+
+def giou_loss(a: Tensor, b: Tensor, eps: float = 1e-7) -> Tensor:
+    """1 - generalised IoU (N,) of each pair of boxes (N, 4)."""
+    inter = _intersection(a, b)
+    union = area(a) + area(b) - inter
+    hull = (torch.maximum(a[:, 2:], b[:, 2:]) - torch.minimum(a[:, :2], b[:, :2])).prod(dim=-1)
+    return 1 - (inter / (union + eps) - (hull - union) / (hull + eps))
+
+
+def _centred(boxes: Tensor) -> tuple[Tensor, Tensor]:
+    """Centres and sides, each (..., 2)."""
+    sides = boxes[..., 2:] - boxes[..., :2]
+    return boxes[..., :2] + 0.5 * sides, sides
+
+
+@dataclass(frozen=True)
+class BoxCoder:
+    """Boxes as (dx, dy, dw, dh) relative to a reference: shifts in its sides, logs of growth.
+
+    Attributes:
+        weights: factors on the four numbers, so that a head sees values of similar size.
+    """
+
+    weights: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
+
+    def encode(self, reference: Tensor, target: Tensor) -> Tensor:
+        """Codes (N, 4) that turn `reference` into `target`; references must not be empty."""
+        centre, sides = _centred(reference)
+        goal, goal_sides = _centred(target)
+        codes = torch.cat([(goal - centre) / sides, torch.log(goal_sides / sides)], dim=-1)
+        return codes * codes.new_tensor(self.weights)
+
+    def decode(self, reference: Tensor, codes: Tensor) -> Tensor:
+        """Boxes (N, K, 4) from codes (N, K, 4), or (N, 4) from (N, 4)."""
+        reference = reference.to(codes.dtype)
+        if codes.dim() == 3:
+            reference = reference[:, None]
+        centre, sides = _centred(reference)
+        codes = codes / codes.new_tensor(self.weights)
+        middle = codes[..., :2] * sides + centre
+        half = 0.5 * sides * codes[..., 2:].clamp(max=_MOST_GROWTH).exp()
+        return torch.cat([middle - half, middle + half], dim=-1)
+
+
+def cell_anchors(size: float, ratios: Sequence[float]) -> Tensor:
+    """Anchors (A, 4) around the origin: area size², one for each height/width ratio."""
+    sides = torch.tensor([[size * ratio**-0.5, size * ratio**0.5] for ratio in ratios])
+    return torch.cat([-sides / 2, sides / 2], dim=1)
+
+
+def grid_anchors(cells: Tensor, grid: tuple[int, int], stride: int) -> Tensor:
+    """The anchors at every place of a feature map, (h * w * A, 4), places row by row."""
+    y = torch.arange(grid[0], device=cells.device, dtype=cells.dtype) * stride
+    x = torch.arange(grid[1], device=cells.device, dtype=cells.dtype) * stride
+    y, x = torch.meshgrid(y, x, indexing="ij")
+    places = torch.stack([x, y, x, y], dim=-1).reshape(-1, 1, 4)
+    return (places + cells).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Matches:
+    """For each of N candidates: the ground truth it overlaps most, and what that makes it.
+
+    Attributes:
+        index: (N,) row of the ground truth, 0 where there is none.
+        label: (N,) FOREGROUND, BACKGROUND or IGNORED.
+    """
+
+    index: Tensor
+    label: Tensor
+
+
+def match(overlap: Tensor, low: float, high: float, *, rescue: bool = False) -> Matches:
+    """Match candidates to ground truth by overlap.
+
+    Args:
+        overlap: (ground truth, candidates) IoU.
+        low: below it a candidate is background; between the two it is ignored.
+        high: from it on a candidate is foreground.
+        rescue: also make the best candidates of each ground truth foreground, so that none
+            goes without.
+    """
+    truths, candidates = overlap.shape
+    if not truths:
+        none = torch.zeros(candidates, dtype=torch.int64, device=overlap.device)
+        return Matches(none, none.clone())
+    best, index = overlap.max(dim=0)
+    label = torch.full_like(index, IGNORED)
+    label[best < low] = BACKGROUND
+    label[best >= high] = FOREGROUND
+    if rescue and candidates:
+        most = overlap.max(dim=1, keepdim=True).values
+        label[(overlap == most).any(dim=0)] = FOREGROUND
+    return Matches(index, label)
+
+
+def pyramid_level(boxes: Tensor, low: int, high: int, canonical: float = 224.0) -> Tensor:
+    """Level (N,) of the pyramid that each box reads from: 4 for one of the canonical side."""
+    level = torch.floor(4 + torch.log2(area(boxes).clamp_min(0).sqrt() / canonical + 1e-8))
+    return level.clamp(low, high).to(torch.int64)

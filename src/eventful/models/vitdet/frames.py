@@ -1,0 +1,139 @@
+"""Frames into the model and boxes out of it: resize, pad to a square, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from eventful.errors import FrameError, UnsupportedError
+from eventful.models.vitdet import boxes as box
+
+PIXEL_MEAN = (123.675, 116.28, 103.53)
+PIXEL_STD = (58.395, 57.12, 57.375)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a frame lies in the padded square: at the top left, resized to `content`.
+
+    Attributes:
+        original: (height, width) of the frame.
+        content: (height, width) it takes in the square.
+    """
+
+    original: tuple[int, int]
+    content: tuple[int, int]
+
+    def into(self, boxes: Tensor) -> Tensor:
+        """Boxes of the frame in pixels of the square."""
+        return boxes * self._factors(boxes)
+
+    def back(self, boxes: Tensor) -> Tensor:
+        """Boxes of the square in pixels of the frame, cut off at its borders."""
+        return box.clip(boxes / self._factors(boxes), self.original)
+
+    def _factors(self, like: Tensor) -> Tensor:
+        y, x = (c / o for c, o in zip(self.content, self.original, strict=True))
+        return like.new_tensor([x, y, x, y])
+
+
+@dataclass(frozen=True)
+class Detections:
+    """Objects found in one frame, best first.
+
+    Attributes:
+        boxes: (n, 4) as x1, y1, x2, y2 in pixels.
+        scores: (n,).
+        labels: (n,) class, from 0.
+        masks: (n, 28, 28) probabilities inside each box, if the model has a mask head.
+    """
+
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+    masks: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    def __getitem__(self, rows: Tensor) -> Detections:
+        """Some of the detections, by mask or index."""
+        masks = None if self.masks is None else self.masks[rows]
+        return Detections(self.boxes[rows], self.scores[rows], self.labels[rows], masks)
+
+    def back(self, placement: Placement) -> Detections:
+        """In pixels of the original frame, without boxes that lie outside it."""
+        moved = replace(self, boxes=placement.back(self.boxes))
+        return moved[box.nonempty(moved.boxes)]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Ground truth of one frame, in pixels of the padded square.
+
+    Attributes:
+        boxes: (n, 4).
+        labels: (n,) class, from 0.
+    """
+
+    boxes: Tensor
+    labels: Tensor
+
+
+def fitted_size(original: tuple[int, int], short: int, long: int) -> tuple[int, int]:
+    """The size at which the short edge is `short`, unless the long one would pass `long`."""
+    height, width = original
+    scale = short / min(original)
+    if round_half_up(scale * max(original)) > long:
+        scale = long / max(original)
+    return max(1, round_half_up(height * scale)), max(1, round_half_up(width * scale))
+
+
+def round_half_up(value: float) -> int:
+    """To the nearest whole number; halves go up, where Python's `round` goes to the even one."""
+    return int(value + 0.5)
+
+
+def prepare(frame: Tensor, size: int, short: int | None = None) -> tuple[Tensor, Placement]:
+    """A frame as the model takes it: resized, normalised, padded bottom right to a square.
+
+    Args:
+        frame: (3, H, W) RGB from 0 to 255, uint8 or floating point.
+        size: side of the square.
+        short: length of the short edge; `size` if left out. The long edge is at most `size`.
+
+    Returns:
+        Pixels (1, 3, size, size), and where the frame lies in them.
+    """
+    if frame.dim() != 3 or frame.shape[0] != 3 or 0 in frame.shape:
+        raise FrameError(
+            f"prepare takes one RGB frame (3, height, width), got {tuple(frame.shape)}."
+        )
+    original = (int(frame.shape[1]), int(frame.shape[2]))
+    content = fitted_size(original, short or size, size)
+    image = frame.float()[None]
+    if content != original:
+        image = F.interpolate(image, content, mode="bilinear", antialias=True)
+    mean, std = (image.new_tensor(values).reshape(1, 3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD))
+    image = (image - mean) / std
+    padding = (0, size - content[1], 0, size - content[0])
+    return F.pad(image, padding), Placement(original, content)
+
+
+def paste_masks(detections: Detections, size: tuple[int, int], threshold: float = 0.5) -> Tensor:
+    """Masks (n, height, width) of detections in their frame."""
+    (height, width), device = size, detections.boxes.device
+    if detections.masks is None:
+        raise UnsupportedError("These detections have no masks: their model has no mask head.")
+    if not len(detections):
+        return torch.zeros(0, height, width, dtype=torch.bool, device=device)
+    x1, y1, x2, y2 = (detections.boxes[:, i, None] for i in range(4))
+    x = (torch.arange(width, device=device) + 0.5 - x1) / (x2 - x1) * 2 - 1
+    y = (torch.arange(height, device=device) + 0.5 - y1) / (y2 - y1) * 2 - 1
+    shape = (len(detections), height, width)
+    places = torch.stack([x[:, None, :].expand(shape), y[:, :, None].expand(shape)], dim=-1)
+    values = F.grid_sample(detections.masks[:, None], places, align_corners=False)
+    return values[:, 0] >= threshold

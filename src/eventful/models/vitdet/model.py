@@ -1,0 +1,163 @@
+"""ViTDet, whole: backbone, pyramid, proposals and heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from eventful.errors import ConfigError
+from eventful.models.blocks import Resize
+from eventful.models.vitdet.backbone import BackboneConfig, ViTDetBackbone
+from eventful.models.vitdet.frames import Detections, Placement, Target, prepare
+from eventful.models.vitdet.heads import CASCADE_IOU, HeadConfig, RegionHeads
+from eventful.models.vitdet.losses import rpn_losses
+from eventful.models.vitdet.pyramid import SimpleFeaturePyramid
+from eventful.models.vitdet.rpn import RPN
+
+
+@dataclass(frozen=True)
+class ViTDetConfig:
+    """A whole detector.
+
+    Attributes:
+        channels: width of the pyramid and the heads.
+        proposals: regions that reach the heads, in training and in use.
+        short_edge: what `prepare` makes of the short edge at `trained_size`; other sizes scale it.
+    """
+
+    backbone: BackboneConfig = field(default_factory=BackboneConfig)
+    heads: HeadConfig = field(default_factory=HeadConfig)
+    channels: int = 256
+    proposals: tuple[int, int] = (1000, 300)
+    short_edge: int = 640
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "proposals", tuple(self.proposals))
+        if not 1 <= self.heads.stages <= len(CASCADE_IOU):
+            raise ConfigError(f"{self.heads.stages} box stages; a cascade has 1 to 3.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ViTDetConfig:
+        """The opposite of `to_dict`."""
+        parts = {
+            "backbone": BackboneConfig(**data["backbone"]),
+            "heads": HeadConfig(**data["heads"]),
+        }
+        return cls(**{**data, **parts})
+
+
+class ViTDet(nn.Module):
+    """A detector of objects in frames.
+
+    Convert it whole: the backbone becomes eventful, and a `Stream` of it takes and returns what
+    the model does.
+    """
+
+    def __init__(self, config: ViTDetConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = ViTDetBackbone(config.backbone)
+        self.pyramid = SimpleFeaturePyramid(config.backbone.dim, config.channels)
+        self.rpn = RPN(config.channels, keep_after=config.proposals)
+        self.heads = RegionHeads(config.channels, config.heads)
+
+    def prepare(self, frame: Tensor) -> tuple[Tensor, Placement]:
+        """An RGB frame (3, H, W) from 0 to 255 as pixels (1, 3, size, size), and where it lies."""
+        backbone = self.config.backbone
+        short = round(self.config.short_edge * backbone.size / backbone.trained_size)
+        device = self.backbone.pos_embed.device
+        pixels, placement = prepare(frame.to(device), backbone.size, short)
+        return pixels.to(self.backbone.pos_embed.dtype), placement
+
+    def features(self, pixels: Tensor) -> list[Tensor]:
+        """The maps p2 to p6."""
+        maps: list[Tensor] = self.pyramid(self.backbone(pixels))
+        return maps
+
+    def forward(
+        self, pixels: Tensor, placements: Sequence[Placement] | None = None
+    ) -> list[Detections]:
+        """Detections of each frame.
+
+        Args:
+            pixels: (B, 3, H, W), normalised and padded, as `prepare` makes them.
+            placements: where the frames lie in the pixels. With them boxes are cut off at the
+                frame's borders and come back in its own pixels.
+        """
+        sizes = _sizes(pixels, placements)
+        maps = self.features(pixels)
+        found: list[Detections] = self.heads(maps, self.rpn.propose(self.rpn(maps), sizes), sizes)
+        if placements is None:
+            return found
+        return [part.back(place) for part, place in zip(found, placements, strict=True)]
+
+    def losses(
+        self,
+        pixels: Tensor,
+        targets: Sequence[Target],
+        placements: Sequence[Placement] | None = None,
+    ) -> dict[str, Tensor]:
+        """Losses of the proposal network and of the box heads, each a number to add up."""
+        if len(targets) != len(pixels):
+            raise ConfigError(
+                f"{len(targets)} targets for {len(pixels)} frames; pass one for each."
+            )
+        sizes = _sizes(pixels, placements)
+        maps = self.features(pixels)
+        found = self.rpn(maps)
+        proposals = self.rpn.propose(found, sizes)
+        return rpn_losses(found, targets) | self.heads.losses(maps, proposals, targets, sizes)
+
+
+def _sizes(pixels: Tensor, placements: Sequence[Placement] | None) -> list[tuple[int, int]]:
+    if placements is None:
+        return [(pixels.shape[2], pixels.shape[3])] * len(pixels)
+    if len(placements) != len(pixels):
+        raise ConfigError(f"{len(placements)} placements for {len(pixels)} frames; pass one each.")
+    return [place.content for place in placements]
+
+
+def vitdet_b(
+    num_classes: int = 30,
+    size: int = 1024,
+    *,
+    cascade: bool = False,
+    rel_pos_resize: Resize | None = None,
+) -> ViTDet:
+    """ViTDet-B with random weights, in eval mode.
+
+    Args:
+        num_classes: 30 for VID, 80 for COCO.
+        size: side of the frames; 672 is the paper's smaller one.
+        cascade: detectron2's COCO Cascade Mask R-CNN in place of the paper's Faster R-CNN.
+        rel_pos_resize: by default `linear` with the cascade, as in detectron2, else `bicubic`, as
+            the paper's authors have it.
+    """
+    resize = rel_pos_resize or ("linear" if cascade else "bicubic")
+    return ViTDet(detector_config(num_classes, size, cascade, resize)).eval()
+
+
+def detector_config(
+    num_classes: int, size: int, cascade: bool, resize: Resize, **backbone: Any
+) -> ViTDetConfig:
+    """The published head settings around a backbone; `backbone` overrides ViTDet-B's sizes."""
+    trunk = BackboneConfig(size=size, rel_pos_resize=resize, **backbone)
+    if not cascade:
+        return ViTDetConfig(trunk, HeadConfig(num_classes))
+    heads = HeadConfig(
+        num_classes,
+        stages=len(CASCADE_IOU),
+        shared_boxes=True,
+        masks=True,
+        samples=512,
+        box_loss="l1",
+        box_loss_weight=1.0,
+    )
+    return ViTDetConfig(trunk, heads, proposals=(1000, 1000), short_edge=trunk.trained_size)

@@ -1,0 +1,153 @@
+"""NMS and RoIAlign: by torchvision's compiled operators where they load, else in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from eventful.adapters.torchvision_ops import compiled_ops
+from eventful.models.vitdet.boxes import iou, pyramid_level
+
+
+def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
+    """Indices of the boxes to keep, best first: none overlaps a better kept one above `threshold`.
+
+    Args:
+        boxes: (N, 4).
+        scores: (N,); of equal ones the earlier box is the better.
+    """
+    ops = compiled_ops()
+    if ops is not None:
+        kept: Tensor = ops.nms(boxes.float(), scores.float(), threshold)
+        return kept
+    return nms_plain(boxes, scores, threshold)
+
+
+def nms_plain(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
+    """`nms` without compiled operators.
+
+    Greedy suppression as a fixed point: a box stays if no better box that stays suppresses it.
+    Each round settles at least the next box in order, in practice all after a few rounds.
+    """
+    order = scores.argsort(descending=True, stable=True)
+    ranked = boxes[order].float()
+    suppresses = (iou(ranked, ranked) > threshold).triu(diagonal=1).float()
+    stays = torch.ones(len(order), device=boxes.device)
+    while True:
+        settled = ((stays @ suppresses) == 0).float()
+        if torch.equal(settled, stays):
+            return order[settled.bool()]
+        stays = settled
+
+
+def grouped_nms(boxes: Tensor, scores: Tensor, groups: Tensor, threshold: float) -> Tensor:
+    """`nms` within each group (class or pyramid level) apart; indices, best of all first."""
+    kept = torch.zeros_like(groups, dtype=torch.bool)
+    for group in groups.unique():
+        members = (groups == group).nonzero()[:, 0]
+        kept[members[nms(boxes[members], scores[members], threshold)]] = True
+    index = kept.nonzero()[:, 0]
+    return index[scores[index].argsort(descending=True, stable=True)]
+
+
+def roi_align(features: Tensor, boxes: Tensor, images: Tensor, output: int, scale: float) -> Tensor:
+    """Features (K, C, output, output) inside boxes, read between pixels.
+
+    Each bin averages ceil(bin side) samples along each axis, half-pixel aligned: detectron2's
+    ROIAlignV2 with sampling ratio 0.
+
+    Args:
+        features: (B, C, h, w).
+        boxes: (K, 4) in pixels of the image.
+        images: (K,) which of the B images each box is in.
+        scale: feature pixels per image pixel.
+    """
+    ops = compiled_ops()
+    if ops is not None:
+        rois = torch.cat([images[:, None].to(boxes.dtype), boxes], dim=1).to(features.dtype)
+        pooled: Tensor = ops.roi_align(features, rois, output, scale, 0, True)
+        return pooled
+    return roi_align_plain(features, boxes, images, output, scale)
+
+
+def roi_align_plain(
+    features: Tensor, boxes: Tensor, images: Tensor, output: int, scale: float
+) -> Tensor:
+    """`roi_align` without compiled operators: every bin is a weighted sum over a bag of pixels.
+
+    The bags differ in size with the boxes; `embedding_bag` sums them without gathering.
+    """
+    channels, height, width = features.shape[1:]
+    corner = boxes.float() * scale - 0.5
+    sides = (corner[:, 2:] - corner[:, :2]) / output  # of one bin: (K, 2) as x, y
+    samples = sides.ceil().clamp_min(0).to(torch.int64)
+
+    bins = output * output
+    count = samples.prod(dim=1).repeat_interleave(bins)  # samples of each bin, (K * bins,)
+    start = count.cumsum(0) - count
+    bag = torch.repeat_interleave(torch.arange(len(count), device=boxes.device), count)
+    place = torch.arange(len(bag), device=boxes.device) - start[bag]
+    box, cell = bag // bins, bag % bins
+    across = samples[box, 0]
+
+    x = _sample(corner[box, 0], sides[box, 0], cell % output, place % across, across)
+    y = _sample(corner[box, 1], sides[box, 1], cell // output, place // across, samples[box, 1])
+    columns, column_weights = _taps(x, width)
+    rows, row_weights = _taps(y, height)
+
+    pixel = (images[box, None] * height + rows)[:, :, None] * width + columns[:, None]
+    weight = row_weights[:, :, None] * column_weights[:, None] / count[bag, None, None]
+    table = features.permute(0, 2, 3, 1).reshape(-1, channels).float()
+    summed = F.embedding_bag(
+        pixel.flatten(), table, 4 * start, mode="sum", per_sample_weights=weight.flatten()
+    )
+    return summed.reshape(len(boxes), output, output, channels).permute(0, 3, 1, 2).to(features)
+
+
+def _sample(corner: Tensor, side: Tensor, cell: Tensor, place: Tensor, count: Tensor) -> Tensor:
+    """Coordinate of a sample: the middle of its share of its bin."""
+    return corner + (cell + (place + 0.5) / count) * side
+
+
+def _taps(at: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """The two pixels (T, 2) a coordinate lies between, and their weights.
+
+    Up to one pixel outside, the border pixel counts; farther out, nothing does.
+    """
+    inside = ((at >= -1) & (at <= length)).float()
+    at = at.clamp(0, length - 1)
+    low = at.floor().to(torch.int64)
+    high = (low + 1).clamp(max=length - 1)
+    share = at - low
+    weights = torch.stack([1 - share, share], dim=1) * inside[:, None]
+    return torch.stack([low, high], dim=1), weights
+
+
+def pool_regions(
+    maps: Sequence[Tensor], boxes: Sequence[Tensor], output: int, first_level: int = 2
+) -> Tensor:
+    """RoIAlign each box on the pyramid level that suits its size.
+
+    Args:
+        maps: feature maps from `first_level` on, level l at stride 2^l.
+        boxes: (K_b, 4) for each image.
+
+    Returns:
+        (K, C, output, output), image after image.
+    """
+    every = torch.cat(list(boxes))
+    images = torch.repeat_interleave(
+        torch.arange(len(boxes), device=every.device),
+        torch.tensor([len(part) for part in boxes], device=every.device),
+    )
+    level = pyramid_level(every, first_level, first_level + len(maps) - 1)
+    pooled = maps[0].new_zeros(len(every), maps[0].shape[1], output, output)
+    for number, features in enumerate(maps, start=first_level):
+        rows = (level == number).nonzero()[:, 0]
+        if len(rows):
+            part = roi_align(features, every[rows], images[rows], output, 2.0**-number)
+            pooled = pooled.index_put((rows,), part)
+    return pooled

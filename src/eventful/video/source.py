@@ -1,0 +1,232 @@
+"""Frames of a video, from a folder of images or a file, decoded only when they are asked for."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eventful.adapters.libraries import load
+from eventful.errors import DamagedMediaError, MalformedDataError, MissingFileError
+
+# A wait longer than this many frames is cheaper to jump over than to decode through.
+_JUMP = 64
+_INSTANT = 1e-6  # seconds; timestamps of a container are rounded to its time base
+
+
+class FrameSource(Protocol):
+    """Where a video's pixels come from. Holds no open file, so it may go to another process."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, indices: Sequence[int]) -> Tensor:
+        """The frames at these positions, in this order, as uint8 RGB (T, 3, H, W)."""
+        ...
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Every frame in turn, (3, H, W)."""
+        ...
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """One image file per frame.
+
+    Args:
+        folder: Where they lie.
+        names: Their paths inside it, in order of time.
+    """
+
+    folder: Path
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for index in range(len(self)):
+            yield self.image(index)
+
+    def path(self, index: int) -> Path:
+        """The file of one frame."""
+        return self.folder / self.names[index]
+
+    def image(self, index: int) -> Tensor:
+        """One frame, (3, H, W) uint8 RGB."""
+        return read_image(self.path(index))
+
+    def read(self, indices: Sequence[int]) -> Tensor:
+        """The frames at these positions, (T, 3, H, W) uint8 RGB."""
+        unique = {index: self.image(index) for index in dict.fromkeys(indices)}
+        sizes = {tuple(image.shape[1:]) for image in unique.values()}
+        if len(sizes) > 1:
+            raise MalformedDataError(
+                f"{self.folder}: expected frames of one size, found {sorted(sizes)} (height, "
+                "width). Read them one at a time, or resize the files."
+            )
+        return torch.stack([unique[index] for index in indices])
+
+    def missing(self) -> list[Path]:
+        """Files that are not there; each folder is listed once."""
+        wanted: dict[Path, list[str]] = {}
+        for index in range(len(self)):
+            path = self.path(index)
+            wanted.setdefault(path.parent, []).append(path.name)
+        absent = []
+        for folder, names in wanted.items():
+            there = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+            absent += [folder / name for name in names if name not in there]
+        return absent
+
+
+@dataclass(frozen=True)
+class VideoFile:
+    """A stretch of a video file, at its own frame rate or resampled.
+
+    Args:
+        start: Seconds from the first frame of the file.
+        stop: Seconds, exclusive; None for the end of the file.
+        fps: Frames a second to hand out, each the one nearest in time; None for every frame.
+    """
+
+    path: Path
+    start: float = 0.0
+    stop: float | None = None
+    fps: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._stamps)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        # A stretch at a time, so that a long video never lies in memory whole.
+        for first in range(0, len(self), _JUMP):
+            yield from self.read(range(first, min(first + _JUMP, len(self))))
+
+    def read(self, indices: Sequence[int]) -> Tensor:
+        """The frames at these positions, (T, 3, H, W) uint8 RGB."""
+        stamps = [self._stamps[index] for index in indices]
+        with _opened(self.path) as (container, stream):
+            found: dict[int, Tensor] = {}
+            for run in _runs(sorted(set(stamps)), self._step):
+                _decode(container, stream, run, found)
+        absent = sum(stamp not in found for stamp in set(stamps))
+        if absent:
+            raise DamagedMediaError(
+                f"{self.path}: {absent} of {len(set(stamps))} frames asked for do not decode. "
+                "Fetch the file again, or skip it."
+            )
+        return torch.stack([found[stamp] for stamp in stamps])
+
+    @property
+    def _step(self) -> int:
+        """Typical distance between frames, in ticks of the stream."""
+        stamps = sorted(set(self._stamps))
+        return max(1, (stamps[-1] - stamps[0]) // max(1, len(stamps) - 1))
+
+    @cached_property
+    def _stamps(self) -> tuple[int, ...]:
+        """Presentation stamp of each frame, from the packets' headers: nothing is decoded."""
+        with _opened(self.path) as (container, stream):
+            tick, origin = float(stream.time_base), stream.start_time or 0
+            if self.start > 0:
+                container.seek(origin + int(self.start / tick), stream=stream, backward=True)
+            stamps = []
+            for packet in container.demux(stream):
+                if packet.pts is None or packet.is_discard:
+                    continue
+                stamps.append(packet.pts)
+                # No later packet can be shown before its decoding stamp.
+                decoded = packet.pts if packet.dts is None else packet.dts
+                if self.stop is not None and (decoded - origin) * tick >= self.stop:
+                    break
+            rate = float(stream.average_rate or stream.guessed_rate or 0)
+        times = {stamp: (stamp - origin) * tick for stamp in sorted(stamps)}
+        end = float("inf") if self.stop is None else self.stop
+        inside = [s for s, t in times.items() if self.start - _INSTANT <= t < end - _INSTANT]
+        if not inside:
+            last = max(times.values(), default=0.0)
+            raise DamagedMediaError(
+                f"{self.path}: no frame from {self.start:.3f} s to "
+                f"{'the end' if self.stop is None else f'{self.stop:.3f} s'}; the last frame read "
+                f"is at {last:.3f} s. Fetch the file again, or correct the times."
+            )
+        if self.fps is None:
+            return tuple(inside)
+        if self.stop is None:
+            end = times[inside[-1]] + (1 / rate if rate else 0.0)
+        return tuple(_resample(inside, [times[s] for s in inside], self.start, end, self.fps))
+
+
+def read_image(path: Path) -> Tensor:
+    """An image file as uint8 RGB, (3, H, W)."""
+    pillow = load("PIL.Image")
+    if not path.is_file():
+        raise MissingFileError(f"{path} is not there. Check the dataset with: eventful data check")
+    try:
+        with pillow.open(path) as image:
+            pixels = np.array(image.convert("RGB"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DamagedMediaError(
+            f"{path} does not decode as an image ({error}). Fetch it again, or skip its video."
+        ) from error
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
+    """The container and its first video stream; whatever FFmpeg says becomes our error."""
+    av = load("av")
+    if not path.is_file():
+        raise MissingFileError(f"{path} is not there. Check the dataset with: eventful data check")
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise DamagedMediaError(f"{path} has no video stream. Fetch it again, or skip it.")
+            yield container, container.streams.video[0]
+    except av.error.FFmpegError as error:
+        raise DamagedMediaError(
+            f"{path} does not decode as a video ({error}). Fetch it again, or skip it."
+        ) from error
+
+
+def _runs(stamps: list[int], step: int) -> Iterator[list[int]]:
+    """Split sorted stamps where a jump is cheaper than decoding what lies between."""
+    run = stamps[:1]
+    for stamp in stamps[1:]:
+        if stamp - run[-1] > _JUMP * step:
+            yield run
+            run = []
+        run.append(stamp)
+    yield run
+
+
+def _decode(container: Any, stream: Any, run: list[int], found: dict[int, Tensor]) -> None:
+    """Decode from the key frame before a run up to its end, keeping what belongs to it."""
+    wanted = set(run)
+    container.seek(run[0], stream=stream, backward=True)
+    for frame in container.decode(stream):
+        if frame.pts in wanted:
+            pixels = torch.from_numpy(frame.to_ndarray(format="rgb24"))
+            found[frame.pts] = pixels.permute(2, 0, 1)
+        if frame.pts is not None and frame.pts >= run[-1]:
+            break
+
+
+def _resample(
+    stamps: list[int], times: list[float], start: float, stop: float, fps: float
+) -> Iterator[int]:
+    """The stamp nearest in time to each tick of a clock of `fps`; the earlier one of a tie."""
+    for tick in range(max(1, round((stop - start) * fps))):
+        time = start + tick / fps
+        after = min(bisect_left(times, time), len(times) - 1)
+        before = max(after - 1, 0)
+        closer = times[after] - time < time - times[before] - _INSTANT
+        yield stamps[after] if closer else stamps[before]

@@ -1,0 +1,317 @@
+"""The metrics: against the COCO libraries, against slow twins, and by hand."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eventful.data.records import Box
+from eventful.errors import ConfigError, MissingDependencyError
+from eventful.evaluate import metrics
+from eventful.evaluate.metrics import Detections, average_views, coco_map50, fgfa_map50, top_k
+from eventful.evaluate.precision import vid_thresholds
+
+CLASSES = ("car", "dog", "fox", "bus")  # no example shows a bus
+LIBRARIES = ("pycocotools", "faster-coco-eval")
+# Ours sums the same float64 terms in another order.
+SAME = 1e-12
+
+
+def detections(*found: tuple[float, float, float, float, float, int]) -> Detections:
+    """From (left, top, right, bottom, score, label)."""
+    table = torch.tensor(found, dtype=torch.float64).reshape(-1, 6)
+    return Detections(table[:, :4], table[:, 4], table[:, 5].long())
+
+
+def example(
+    seed: int, frames: int = 12, *, whole: bool = False, crowded: bool = False
+) -> tuple[list[Detections], list[list[Box]]]:
+    """Frames with objects, near misses, doubles, wrong labels and ignored boxes.
+
+    Args:
+        whole: Whole pixels, so that overlaps tie; scores tie in any case.
+        crowded: More detections of a class than COCO looks at.
+    """
+    make = np.random.default_rng(seed)
+    found, truth = [], []
+    for _ in range(frames):
+        boxes, guesses = [], []
+        for _ in range(make.integers(0, 8)):
+            x, y, w, h = (*make.uniform(0, 80, 2), *make.uniform(3, 30, 2))
+            if whole:
+                x, y, w, h = map(round, (x, y, w, h))
+            ignore = bool(make.random() < 0.2)
+            boxes.append(Box(x, y, x + w, y + h, int(make.integers(3)), ignore=ignore))
+        for box in boxes:
+            for _ in range(make.integers(0, 40 if crowded else 4)):
+                noise = make.normal(0, 2, 4)
+                moved = np.array([box.x1, box.y1, box.x2, box.y2]) + (noise, noise.round())[whole]
+                left, right = sorted(moved[[0, 2]])
+                top, bottom = sorted(moved[[1, 3]])
+                label = box.label if make.random() < 0.9 else int(make.integers(3))
+                guesses.append((left, top, right, bottom, round(make.random(), 1), label))
+        for _ in range(make.integers(0, 3)):
+            x, y = make.uniform(0, 80, 2)
+            guesses.append((x, y, x + 10, y + 10, make.random(), int(make.integers(3))))
+        found.append(detections(*guesses))
+        truth.append(boxes)
+    return found, truth
+
+
+# COCO
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_coco_equals_the_libraries(seed: int, whole: bool, library: str) -> None:
+    pytest.importorskip(library.replace("-", "_"))
+    found, truth = example(seed, whole=whole)
+    ours = coco_map50(found, truth, CLASSES, "numpy")
+    theirs = coco_map50(found, truth, CLASSES, library)
+    assert (ours.backend, theirs.backend) == ("numpy", library)
+    assert ours.value == pytest.approx(theirs.value, abs=SAME)
+    assert ours.per_class["bus"] is theirs.per_class["bus"] is None
+    for name in CLASSES[:3]:
+        assert ours.per_class[name] == pytest.approx(theirs.per_class[name], abs=SAME)
+    assert 0.05 < ours.value < 0.95  # an example that everyone gets right shows nothing
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_coco_looks_at_a_hundred_detections_of_a_class(library: str) -> None:
+    pytest.importorskip(library.replace("-", "_"))
+    found, truth = example(3, crowded=True)
+    assert max(int(frame.labels.bincount().max()) for frame in found) > 100
+    ours = coco_map50(found, truth, CLASSES, "numpy").value
+    assert ours == pytest.approx(coco_map50(found, truth, CLASSES, library).value, abs=SAME)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_coco_breaks_ties_between_objects_as_the_libraries_do(library: str) -> None:
+    """The first detection overlaps both objects alike; the second can only have the left one."""
+    pytest.importorskip(library.replace("-", "_"))
+    left, right = Box(0, 0, 10, 10, 0), Box(4, 0, 14, 10, 0)
+    found = [detections((2, 0, 12, 10, 0.9, 0), (-1, 0, 9, 10, 0.8, 0))]
+    values = []
+    for truth in ([left, right], [right, left]):
+        values.append(coco_map50(found, [truth], ["car"], "numpy").value)
+        theirs = coco_map50(found, [truth], ["car"], library).value
+        assert values[-1] == pytest.approx(theirs, abs=SAME)
+    assert values[0] != values[1]
+
+
+@pytest.mark.parametrize("backend", ["numpy", *LIBRARIES])
+def test_nothing_found_and_nothing_to_find(backend: metrics.Backend) -> None:
+    if backend != "numpy":
+        pytest.importorskip(backend.replace("-", "_"))
+    box = Box(0, 0, 10, 10, 0)
+    assert coco_map50([detections()], [[box]], CLASSES, backend).value == 0
+    nothing = coco_map50([detections((0, 0, 9, 9, 0.5, 1))], [[]], CLASSES, backend)
+    assert math.isnan(nothing.value)
+    assert set(nothing.per_class.values()) == {None}
+
+
+def test_auto_takes_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, truth = example(0)
+    there = {"faster_coco_eval", "pycocotools"}
+    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: name in there or None)
+    assert metrics._installed() == "faster-coco-eval"
+    there.remove("faster_coco_eval")
+    assert metrics._installed() == "pycocotools"
+    there.clear()
+    assert coco_map50(found, truth, CLASSES).backend == "numpy"
+
+
+def test_a_library_that_is_asked_for_and_missing_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pycocotools", None)
+    found, truth = example(0)
+    with pytest.raises(MissingDependencyError, match=r"eventful-transformers\[eval\]"):
+        coco_map50(found, truth, CLASSES, "pycocotools")
+
+
+# Both, by hand
+
+
+def test_average_precision_by_hand() -> None:
+    """Right, wrong, right: precision 1 up to recall 1/2, then 2/3."""
+    truth = [[Box(0, 0, 40, 40, 0), Box(50, 50, 90, 90, 0)]]
+    found = [
+        detections((0, 0, 40, 40, 0.9, 0), (0, 60, 40, 99, 0.8, 0), (50, 50, 90, 90, 0.7, 0)),
+    ]
+    assert fgfa_map50(found, truth, ["car"]).value == pytest.approx((1 + 2 / 3) / 2)
+    coco = coco_map50(found, truth, ["car"], "numpy")
+    assert coco.value == pytest.approx((51 + 50 * 2 / 3) / 101)
+    assert (coco.frames, coco.objects, coco.detections) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("metric", [coco_map50, fgfa_map50])
+def test_perfect_detections_score_one_and_doubles_cost(metric) -> None:
+    _, truth = example(1)
+    truth = [[box for box in frame if not box.ignore] for frame in truth]
+    perfect = [
+        detections(*((b.x1, b.y1, b.x2, b.y2, 0.9, b.label) for b in frame)) for frame in truth
+    ]
+    assert metric(perfect, truth, CLASSES).value == pytest.approx(1.0)
+    double = detections((0, 0, 40, 40, 0.9, 0), (0, 0, 40, 40, 0.8, 0), (50, 0, 90, 40, 0.7, 0))
+    two = [Box(0, 0, 40, 40, 0), Box(50, 0, 90, 40, 0)]
+    assert metric([double], [two], ["car"]).value < 1
+
+
+@pytest.mark.parametrize("metric", [coco_map50, fgfa_map50])
+def test_what_is_to_be_ignored_counts_for_nothing(metric) -> None:
+    box, other = Box(0, 0, 40, 40, 0), Box(50, 0, 90, 40, 0, ignore=True)
+    right, on_ignored = (0, 0, 40, 40, 0.5, 0), (52, 0, 90, 40, 0.9, 0)
+    assert metric([detections(right, on_ignored)], [[box, other]], ["car"]).value == 1
+    assert metric([detections(right, on_ignored)], [[box]], ["car"]).value < 1
+    assert metric([detections(right)], [[box, other]], ["car"]).objects == 1
+
+
+@pytest.mark.parametrize("metric", [coco_map50, fgfa_map50])
+def test_order_of_frames_does_not_matter(metric) -> None:
+    found, truth = example(5)
+    make = np.random.default_rng(0)
+    # Ties between frames go by their order, so there must be none.
+    found = [Detections(f.boxes, torch.tensor(make.random(len(f.scores))), f.labels) for f in found]
+    order = make.permutation(len(found))
+    shuffled = metric([found[i] for i in order], [truth[i] for i in order], CLASSES)
+    assert shuffled.value == pytest.approx(metric(found, truth, CLASSES).value, abs=SAME)
+
+
+# VID
+
+
+def test_small_boxes_ask_for_less() -> None:
+    boxes = np.array([[0, 0, 9, 9], [0, 0, 99, 99], [0, 0, 0, 0], [0, 0, 49, 4]], float)
+    expected = [100 / 400, 0.5, 1 / 121, 250 / (60 * 15)]
+    assert vid_thresholds(boxes) == pytest.approx(expected)
+
+
+def test_a_loose_box_around_a_small_object_is_right_for_vid_and_wrong_for_coco() -> None:
+    found, truth = [detections((-5, -5, 14, 14, 0.9, 0))], [[Box(0, 0, 9, 9, 0)]]
+    assert fgfa_map50(found, truth, ["car"]).value == 1
+    assert coco_map50(found, truth, ["car"]).value == 0
+
+
+def slow_vid(found: list[Detections], truth: list[list[Box]], label: int) -> float:
+    """The development kit's rule, one detection after another."""
+
+    def width(a: float, b: float) -> float:
+        return max(0.0, b - a + 1)
+
+    outcomes, objects = [], 0
+    for frame, boxes in zip(found, truth, strict=True):
+        mine = [box for box in boxes if box.label == label]
+        objects += len(mine)
+        taken: set[int] = set()
+        rows = [
+            (score, box)
+            for score, box, name in zip(
+                frame.scores.tolist(), frame.boxes.tolist(), frame.labels.tolist(), strict=True
+            )
+            if name == label
+        ]
+        for score, (x1, y1, x2, y2) in sorted(rows, key=lambda row: -row[0]):
+            best, where = -1.0, None
+            for k, box in enumerate(mine):
+                w, h = width(box.x1, box.x2), width(box.y1, box.y2)
+                both = width(max(x1, box.x1), min(x2, box.x2)) * width(
+                    max(y1, box.y1), min(y2, box.y2)
+                )
+                iou = both / (width(x1, x2) * width(y1, y2) + w * h - both)
+                if k not in taken and iou > best and iou >= min(0.5, w * h / (w + 10) / (h + 10)):
+                    best, where = iou, k
+            if where is not None:
+                taken.add(where)
+            outcomes.append((score, where is not None))
+    outcomes.sort(key=lambda outcome: -outcome[0])
+    area, right, points = 0.0, 0, []
+    for count, (_, good) in enumerate(outcomes, start=1):
+        right += good
+        points.append((right / objects, right / count))
+    before = 0.0
+    for i, (recall, _) in enumerate(points):
+        area += (recall - before) * max(precision for _, precision in points[i:])
+        before = recall
+    return area
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_vid_equals_its_slow_twin(seed: int, whole: bool) -> None:
+    found, truth = example(seed, whole=whole)
+    truth = [[box for box in frame if not box.ignore] for frame in truth]
+    score = fgfa_map50(found, truth, CLASSES)
+    for label, name in enumerate(CLASSES[:3]):
+        assert score.per_class[name] == pytest.approx(slow_vid(found, truth, label), abs=SAME)
+    assert score.per_class["bus"] is None
+    assert 0.05 < score.value < 0.95
+
+
+# What makes no sense
+
+
+def test_bad_input_is_refused() -> None:
+    found, truth = example(0)
+    with pytest.raises(ConfigError, match="12 frames of detections and 11 of boxes"):
+        coco_map50(found, truth[1:], CLASSES)
+    with pytest.raises(ConfigError, match="classes the model was trained on"):
+        fgfa_map50(found, truth, CLASSES[:2])
+    with pytest.raises(ConfigError, match=r"boxes \(2, 4\)"):
+        Detections(torch.zeros(2, 5), torch.zeros(2), torch.zeros(2).long())
+    with pytest.raises(ConfigError, match="NaN"):
+        detections((0, 0, 1, math.nan, 0.5, 0))
+    with pytest.raises(ConfigError, match="no backend 'matlab'"):
+        coco_map50(found, truth, CLASSES, "matlab")  # type: ignore[arg-type]
+
+
+def test_scores_are_frozen_and_plain() -> None:
+    score = coco_map50(*example(0), CLASSES)
+    with pytest.raises(AttributeError):
+        score.value = 1.0  # type: ignore[misc]
+    assert score.plain()["metric"] == "coco_map50"
+    assert fgfa_map50(*example(0), CLASSES).metric == "fgfa_map50"
+
+
+# Recognition
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**31), st.integers(5, 40), st.integers(1, 20))
+def test_top_k_equals_sorting(seed: int, classes: int, videos: int) -> None:
+    make = torch.Generator().manual_seed(seed)
+    scores = torch.randn(videos, classes, generator=make, dtype=torch.float64)
+    labels = torch.randint(classes, (videos,), generator=make)
+    score = top_k(scores, labels)
+    ranked = scores.argsort(dim=1, descending=True)
+    for k, share in ((1, score.top1), (5, score.top5)):
+        hits = sum(label in row[:k] for label, row in zip(labels, ranked, strict=True))
+        assert share == pytest.approx(hits / videos)
+    assert score.videos == videos
+
+
+def test_top_k_by_hand() -> None:
+    scores = torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.3, 0.2], [0.4, 0.4, 0.2]])
+    score = top_k(scores, torch.tensor([1, 1, 0]))
+    assert score.top1 == pytest.approx(1 / 3)  # the third ties, which is no win
+    assert score.top5 == 1.0
+    assert math.isnan(top_k(torch.zeros(0, 3), torch.zeros(0).long()).top1)
+    with pytest.raises(ConfigError, match="one label a video"):
+        top_k(scores, torch.tensor([1]))
+    with pytest.raises(ConfigError, match="NaN"):
+        top_k(scores * math.nan, torch.tensor([1, 1, 0]))
+
+
+def test_views_are_averaged_before_the_softmax() -> None:
+    """One sure view must weigh more than two that hardly prefer the other class."""
+    logits = torch.tensor([[4.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    assert average_views(logits) == pytest.approx(torch.tensor([2 / 3, 0]).softmax(0))
+    assert average_views(logits.expand(5, 3, 2)).shape == (5, 2)
+    assert top_k(average_views(logits)[None], torch.tensor([0])).top1 == 1.0

@@ -1,0 +1,198 @@
+"""Boxes and regions against torchvision's Python code and onnxruntime's operators."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from eventful.adapters.libraries import load
+from eventful.models.vitdet import boxes, regions
+
+
+def random_boxes(count: int, size: float, seed: int = 0) -> torch.Tensor:
+    make = torch.Generator().manual_seed(seed)
+    corner = size * torch.rand(count, 2, generator=make)
+    return torch.cat([corner, corner + 1 + size / 2 * torch.rand(count, 2, generator=make)], dim=1)
+
+
+def test_boxes_are_coded_as_in_torchvision() -> None:
+    theirs = load("torchvision.models.detection._utils")
+    for weights in ((1.0, 1.0, 1.0, 1.0), (10.0, 10.0, 5.0, 5.0)):
+        coder, other = boxes.BoxCoder(weights), theirs.BoxCoder(weights)
+        reference, target = random_boxes(50, 200, 0), random_boxes(50, 200, 1)
+        codes = coder.encode(reference, target)
+        torch.testing.assert_close(codes, other.encode_single(target, reference))
+        torch.testing.assert_close(coder.decode(reference, codes), target, rtol=1e-4, atol=1e-3)
+        wild = torch.randn(50, 3 * 4) * 20  # growth beyond the limit too
+        torch.testing.assert_close(
+            coder.decode(reference, wild.unflatten(1, (3, 4))).flatten(1),
+            other.decode_single(wild, reference),
+        )
+
+
+def test_anchors_are_those_of_torchvision() -> None:
+    theirs = load("torchvision.models.detection.anchor_utils")
+    sizes, ratios = (32, 64, 128), (0.5, 1.0, 2.0)
+    generator = theirs.AnchorGenerator(tuple((s,) for s in sizes), (ratios,) * len(sizes))
+    cells = [boxes.cell_anchors(size, ratios) for size in sizes]
+    for ours, rounded in zip(cells, generator.cell_anchors, strict=True):
+        assert torch.equal(ours.round(), rounded)
+        torch.testing.assert_close(boxes.area(ours), boxes.area(ours)[:1].expand(3))
+    generator.cell_anchors = cells  # detectron2 does not round them
+    grids, strides = [(5, 7), (3, 4), (2, 2)], [4, 8, 16]
+    expected = generator.grid_anchors(grids, [[torch.tensor(s)] * 2 for s in strides])
+    for ours, grid, stride, other in zip(cells, grids, strides, expected, strict=True):
+        torch.testing.assert_close(boxes.grid_anchors(ours, grid, stride), other)
+
+
+@pytest.mark.parametrize(("low", "high", "rescue"), [(0.3, 0.7, True), (0.5, 0.5, False)])
+def test_matching_is_that_of_torchvision(low: float, high: float, rescue: bool) -> None:
+    theirs = load("torchvision.models.detection._utils").Matcher(high, low, rescue)
+    for seed in range(5):
+        truth, candidates = random_boxes(4, 60, seed), random_boxes(300, 60, seed + 50)
+        overlap = boxes.iou(truth, candidates)
+        expected = theirs(overlap.clone())  # the object's row, -1 background, -2 ignored
+        found = boxes.match(overlap, low, high, rescue=rescue)
+        kinds = {0: -1, 1: 1, -1: -2}
+        assert [kinds[int(label)] for label in found.label] == [
+            min(int(row), 1) if row < 0 else 1 for row in expected
+        ]
+        matched = found.label == boxes.FOREGROUND
+        assert torch.equal(found.index[matched], expected[matched])
+    nothing = boxes.match(torch.zeros(0, 6), low, high, rescue=rescue)
+    assert nothing.label.tolist() == [boxes.BACKGROUND] * 6
+
+
+def test_overlaps_are_those_of_torchvision() -> None:
+    theirs = load("torchvision.ops")
+    a, b = random_boxes(20, 50, 0), random_boxes(20, 50, 1)
+    torch.testing.assert_close(boxes.iou(a, b), theirs.box_iou(a, b))
+    torch.testing.assert_close(boxes.giou_loss(a, b), theirs.generalized_box_iou_loss(a, b))
+    empty = torch.tensor([[3.0, 3.0, 3.0, 3.0]])
+    assert boxes.iou(empty, empty).item() == 0
+
+
+def onnx_session(kind: str, names: list[str], opset: int, **attributes: object):
+    onnx = pytest.importorskip("onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    helper, types = onnx.helper, onnx.TensorProto
+    whole = {"batch_indices", "max_output_boxes_per_class"}
+    inputs = [
+        helper.make_tensor_value_info(name, types.INT64 if name in whole else types.FLOAT, None)
+        for name in names
+    ]
+    made = types.INT64 if kind == "NonMaxSuppression" else types.FLOAT
+    output = helper.make_tensor_value_info("out", made, None)
+    graph = helper.make_graph(
+        [helper.make_node(kind, names, ["out"], **attributes)], "g", inputs, [output]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    session = runtime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return lambda *values: session.run(None, dict(zip(names, values, strict=True)))[0]
+
+
+DEGENERATE = torch.tensor(
+    [
+        [5.0, 5.0, 5.0, 20.0],  # no width
+        [5.0, 5.0, 5.0, 5.0],  # a point
+        [5.0, 5.0, 30.0, 30.0],
+        [5.0, 5.0, 30.0, 30.0],  # the same again
+        [-40.0, -40.0, -20.0, -20.0],  # outside
+        [-10.0, -10.0, 90.0, 90.0],  # all around
+        [60.0, 60.0, 61.0, 61.0],  # smaller than a pixel of the map
+        [10.0, 12.0, 60.0, 14.0],  # flat
+    ]
+)
+BOX_CASES = {
+    "random": random_boxes(120, 60, 3),
+    "crowded": random_boxes(200, 8, 4),
+    "degenerate": DEGENERATE,
+    "one": DEGENERATE[2:3],
+}
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.7])
+@pytest.mark.parametrize("case", BOX_CASES)
+def test_nms_equals_onnxruntime(case: str, threshold: float) -> None:
+    given = BOX_CASES[case]
+    scores = torch.rand(len(given), generator=torch.Generator().manual_seed(5))
+    scores[::7] = scores[0]  # ties: the earlier box is the better
+    names = ["boxes", "scores", "max_output_boxes_per_class", "iou_threshold", "score_threshold"]
+    theirs = onnx_session("NonMaxSuppression", names, 11)(
+        given[None].numpy(),
+        scores[None, None].numpy(),
+        np.array([len(given)]),
+        np.array([threshold], dtype=np.float32),
+        np.array([-1.0], dtype=np.float32),
+    )
+    assert regions.nms_plain(given, scores, threshold).tolist() == theirs[:, 2].tolist()
+
+
+@pytest.mark.parametrize("output", [7, 14])
+@pytest.mark.parametrize("case", BOX_CASES)
+def test_roi_align_equals_onnxruntime(case: str, output: int) -> None:
+    given = BOX_CASES[case][:40]
+    features = torch.randn(2, 3, 16, 21, generator=torch.Generator().manual_seed(6))
+    images = torch.arange(len(given)) % 2
+    theirs = onnx_session(
+        "RoiAlign",
+        ["X", "rois", "batch_indices"],
+        16,
+        output_height=output,
+        output_width=output,
+        sampling_ratio=0,
+        spatial_scale=0.25,
+        coordinate_transformation_mode="half_pixel",
+    )(features.numpy(), given.numpy(), images.numpy())
+    ours = regions.roi_align_plain(features, given, images, output, 0.25)
+    torch.testing.assert_close(ours, torch.from_numpy(theirs), rtol=1e-4, atol=1e-5)
+
+
+def test_regions_without_boxes_and_gradients() -> None:
+    features = torch.randn(1, 3, 8, 8, requires_grad=True)
+    none = regions.roi_align_plain(features, torch.zeros(0, 4), torch.zeros(0).long(), 7, 0.25)
+    assert none.shape == (0, 3, 7, 7)
+    assert regions.nms_plain(torch.zeros(0, 4), torch.zeros(0), 0.5).tolist() == []
+    whole = torch.tensor([[0.0, 0.0, 32.0, 32.0]])
+    regions.roi_align_plain(features, whole, torch.zeros(1).long(), 7, 0.25).sum().backward()
+    # Every bin's weights add up to one.
+    assert features.grad is not None
+    assert features.grad.sum() == pytest.approx(3 * 49, rel=1e-4)
+
+
+def test_groups_do_not_suppress_each_other() -> None:
+    pair = torch.tensor([[0.0, 0.0, 10.0, 10.0]]).expand(4, 4)
+    kept = regions.grouped_nms(
+        pair, torch.tensor([0.1, 0.4, 0.3, 0.2]), torch.tensor([0, 0, 1, 1]), 0.5
+    )
+    assert kept.tolist() == [1, 2]
+
+
+def test_compiled_operators_are_used_where_they_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    fake = SimpleNamespace(
+        nms=lambda *args: asked.append(args) or torch.tensor([0]),
+        roi_align=lambda *args: asked.append(args) or torch.zeros(1, 3, 7, 7),
+    )
+    monkeypatch.setattr(regions, "compiled_ops", lambda: fake)
+    features, box = torch.zeros(2, 3, 8, 8), torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    assert regions.nms(box, torch.ones(1), 0.6).tolist() == [0]
+    regions.roi_align(features, box, torch.tensor([1]), 7, 0.5)
+    assert asked[0][2] == 0.6
+    assert asked[1][1].tolist() == [[1.0, 1.0, 2.0, 3.0, 4.0]]
+    assert asked[1][2:] == (7, 0.5, 0, True)
+
+
+def test_regions_are_read_from_the_level_of_their_size() -> None:
+    maps = [torch.full((1, 1, 256 // 2**i, 256 // 2**i), float(i + 2)) for i in range(4)]
+    given = torch.tensor([[0.0, 0.0, s, s] for s in (30.0, 112.0, 224.0, 448.0, 900.0)])
+    assert regions.pool_regions(maps, [given[:2], given[2:]][:1], 7).amax((1, 2, 3)).tolist() == [
+        2.0,
+        3.0,
+    ]
+    assert boxes.pyramid_level(given, 2, 5).tolist() == [2, 3, 4, 5, 5]

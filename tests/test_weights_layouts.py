@@ -1,0 +1,387 @@
+"""Published checkpoints: every key accounted for, and nothing in a file is run."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from eventful.adapters.libraries import load
+from eventful.cli import main, weights
+from eventful.errors import CheckpointError
+from eventful.models.checkpoints import read_checkpoint
+from eventful.models.layouts import LAYOUTS
+from eventful.models.loading import build, convert_checkpoint, load_model, load_weights, save
+from eventful.models.vitdet import ViTDet, vitdet_b
+from eventful.models.vivit import ViViT, vivit_b_epic, vivit_b_kinetics
+
+Shapes = dict[str, tuple[int, ...]]
+
+SMALL = {"dim": 64, "depth": 3, "channels": 8, "hidden": 12, "side": 6, "window": 4, "patch": 4}
+BASE = {"dim": 768, "depth": 12, "channels": 256, "hidden": 1024, "side": 64, "window": 14,
+        "patch": 16}  # fmt: skip
+
+
+def with_bias(name: str, *shape: int, out: int | None = None) -> Shapes:
+    return {f"{name}.weight": shape, f"{name}.bias": (out or shape[0],)}
+
+
+def norm(name: str, width: int) -> Shapes:
+    return with_bias(name, width)
+
+
+def conv_norm(name: str, before: int, after: int, kernel: int) -> Shapes:
+    return {f"{name}.weight": (after, before, kernel, kernel), **norm(f"{name}.norm", after)}
+
+
+def block(name: str, dim: int, qkv: str, proj: str, parts: tuple[str, str, str, str]) -> Shapes:
+    first, second, wide, narrow = parts
+    return {
+        **norm(f"{name}.{first}", dim),
+        **with_bias(f"{name}.{qkv}", 3 * dim, dim),
+        **with_bias(f"{name}.{proj}", dim, dim),
+        **norm(f"{name}.{second}", dim),
+        **with_bias(f"{name}.{wide}", 4 * dim, dim),
+        **with_bias(f"{name}.{narrow}", dim, 4 * dim),
+    }
+
+
+def detectron_keys(classes: int, cascade: bool, sizes: dict[str, int]) -> Shapes:
+    """The published names and shapes, written out from the description of the files."""
+    dim, channels, hidden = sizes["dim"], sizes["channels"], sizes["hidden"]
+    net, pyramid, rpn = "backbone.net", "backbone.simfp", "proposal_generator.rpn_head"
+    shapes: Shapes = {f"{net}.pos_embed": (1, 197, dim)}
+    shapes |= with_bias(f"{net}.patch_embed.proj", dim, 3, sizes["patch"], sizes["patch"])
+    for i in range(sizes["depth"]):
+        names = ("norm1", "norm2", "mlp.fc1", "mlp.fc2")
+        shapes |= block(f"{net}.blocks.{i}", dim, "attn.qkv", "attn.proj", names)
+        rows = 2 * (sizes["side"] if i % 3 == 2 else sizes["window"]) - 1
+        for axis in "hw":
+            shapes[f"{net}.blocks.{i}.attn.rel_pos_{axis}"] = (rows, 64)
+    shapes |= with_bias(f"{pyramid}_2.0", dim, dim // 2, 2, 2, out=dim // 2)
+    shapes |= norm(f"{pyramid}_2.1", dim // 2)
+    shapes |= with_bias(f"{pyramid}_2.3", dim // 2, dim // 4, 2, 2, out=dim // 4)
+    shapes |= with_bias(f"{pyramid}_3.0", dim, dim // 2, 2, 2, out=dim // 2)
+    for level, first, before in ((2, 4, dim // 4), (3, 1, dim // 2), (4, 0, dim), (5, 1, dim)):
+        shapes |= conv_norm(f"{pyramid}_{level}.{first}", before, channels, 1)
+        shapes |= conv_norm(f"{pyramid}_{level}.{first + 1}", channels, channels, 3)
+    for i in range(2):
+        shapes |= with_bias(f"{rpn}.conv.conv{i}", channels, channels, 3, 3)
+    shapes |= with_bias(f"{rpn}.objectness_logits", 3, channels, 1, 1)
+    shapes |= with_bias(f"{rpn}.anchor_deltas", 12, channels, 1, 1)
+    for stage in (".0", ".1", ".2") if cascade else ("",):
+        head, predictor = f"roi_heads.box_head{stage}", f"roi_heads.box_predictor{stage}"
+        for i in range(1, 5):
+            shapes |= conv_norm(f"{head}.conv{i}", channels, channels, 3)
+        shapes |= with_bias(f"{head}.fc1", hidden, channels * 49)
+        shapes |= with_bias(f"{predictor}.cls_score", classes + 1, hidden)
+        shapes |= with_bias(f"{predictor}.bbox_pred", 4 if cascade else 4 * classes, hidden)
+    if cascade:
+        mask = "roi_heads.mask_head"
+        for i in range(1, 5):
+            shapes |= conv_norm(f"{mask}.mask_fcn{i}", channels, channels, 3)
+        shapes |= with_bias(f"{mask}.deconv", channels, channels, 2, 2)
+        shapes |= with_bias(f"{mask}.predictor", classes, channels, 1, 1)
+    return shapes
+
+
+def vivit_keys(classes: int, side: int, epic: bool, dim: int, depth: int) -> Shapes:
+    shapes: Shapes = {
+        "backbone.cls_token": (1, 1, dim),
+        "backbone.pos_embd": (1, side * side + 1, dim),
+        "backbone.cls_token_out": (1, 1, dim),
+        "backbone.temp_embd": (1, 17, dim),
+        **with_bias("backbone.stem.conv1", dim, 3, 2, 16, 16),
+        **norm("backbone.norm", dim),
+        **norm("backbone.norm_out", dim),
+    }
+    names = ("norm", "norm_ffn", "ffn.net.0", "ffn.net.3")
+    for layers, count in (("layers", depth), ("layers_temporal", 4)):
+        for i in range(count):
+            shapes |= block(f"backbone.{layers}.{i}", dim, "attn.to_qkv", "attn.proj", names)
+    if epic:
+        shapes |= with_bias("head.linear1", classes, dim) | with_bias("head.linear2", 300, dim)
+    else:
+        shapes |= with_bias("head.linear", classes, dim)
+    return shapes
+
+
+def filled(shapes: Shapes) -> dict[str, Tensor]:
+    make = torch.Generator().manual_seed(0)
+    return {key: torch.randn(shape, generator=make) for key, shape in shapes.items()}
+
+
+def weightless(shapes: Shapes) -> dict[str, Tensor]:
+    return {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("cascade", [True, False], ids=["coco", "vid"])
+def test_a_detectron2_checkpoint_loads_with_nothing_left_over(
+    cascade: bool, tmp_path: Path
+) -> None:
+    given = filled(detectron_keys(7, cascade, SMALL))
+    path = tmp_path / "model.pkl"
+    arrays = {key: value.numpy() for key, value in given.items()}
+    path.write_bytes(pickle.dumps({"model": arrays, "__author__": "someone"}, protocol=2))
+    converted = convert_checkpoint(path, "auto")
+    assert converted.report.complete
+    assert (converted.report.layout, len(converted.report.used)) == ("detectron2", len(given))
+    save(converted, tmp_path / "ours.safetensors")
+    model = load_model(tmp_path / "ours.safetensors", size=40)
+    assert isinstance(model, ViTDet)
+    assert len(model.state_dict()) == len(given)
+    assert model.config.backbone.size == 40
+    assert model.config.backbone.rel_pos_resize == ("linear" if cascade else "bicubic")
+    expected = {
+        "backbone.net.blocks.2.attn.rel_pos_w": model.backbone.blocks[2].attn.rel_pos_w,
+        "backbone.simfp_2.5.norm.bias": model.pyramid.p2[5].norm.bias,
+        "proposal_generator.rpn_head.conv.conv1.weight": model.rpn.convs[1].weight,
+    }
+    if cascade:
+        expected |= {
+            "roi_heads.box_head.2.conv4.weight": model.heads.stages[2].convs[3].weight,
+            "roi_heads.mask_head.mask_fcn1.norm.weight": model.heads.mask.convs[0].norm.weight,
+        }
+    else:
+        expected["roi_heads.box_predictor.bbox_pred.bias"] = model.heads.stages[0].deltas.bias
+    for key, parameter in expected.items():
+        assert torch.equal(parameter, given[key]), key
+    with torch.no_grad():
+        assert len(model(torch.randn(1, 3, 40, 40))) == 1
+
+
+def test_full_size_layouts_are_those_of_the_presets() -> None:
+    with torch.device("meta"):
+        presets = {
+            "coco": vitdet_b(80, cascade=True),
+            "vid": vitdet_b(30),
+            "epic": vivit_b_epic(),
+            "kinetics": vivit_b_kinetics(),
+        }
+    files = {
+        "coco": detectron_keys(80, True, BASE),
+        "vid": detectron_keys(30, False, BASE),
+        "epic": vivit_keys(97, 20, True, 768, 12),
+        "kinetics": vivit_keys(400, 14, False, 768, 12),
+    }
+    for name, shapes in files.items():
+        converted = convert_checkpoint(weightless(shapes))
+        assert converted.report.complete, name
+        assert converted.config == presets[name].config.to_dict(), name
+        assert set(converted.state) == set(presets[name].state_dict()), name
+
+
+def test_missing_and_extra_keys_are_reported() -> None:
+    given = filled(detectron_keys(7, True, SMALL))
+    lost = given.pop("backbone.net.blocks.1.attn.qkv.bias")
+    given["backbone.net.blocks.1.attn.extra"] = lost
+    given["roi_heads.box_head.0.fc1.bias"] = torch.zeros(13)
+    with pytest.raises(CheckpointError) as refused:
+        convert_checkpoint(given, "detectron2")
+    message = str(refused.value)
+    assert "missing from the file: backbone.blocks.1.attn.qkv.bias" in message
+    assert "unexpected in the file: backbone.net.blocks.1.attn.extra" in message
+    assert "heads.stages.0.fc.bias ((13,) in the file, (12,) in the model)" in message
+    report = convert_checkpoint(given, "detectron2", strict=False).report
+    assert report.missing == ("backbone.blocks.1.attn.qkv.bias",)
+    assert report.unexpected == ("backbone.net.blocks.1.attn.extra",)
+    assert list(report.mismatched) == ["heads.stages.0.fc.bias"]
+    assert not report.complete
+
+
+def test_keys_that_are_known_and_not_needed() -> None:
+    given = filled(detectron_keys(7, False, SMALL))
+    given["pixel_mean"] = torch.zeros(3, 1, 1)
+    given["proposal_generator.anchor_generator.cell_anchors.0"] = torch.zeros(3, 4)
+    report = convert_checkpoint(given, "vid").report
+    assert report.complete
+    assert set(report.unneeded) == {
+        "pixel_mean",
+        "proposal_generator.anchor_generator.cell_anchors.0",
+    }
+
+
+@pytest.mark.parametrize("epic", [True, False])
+def test_a_vivit_checkpoint_loads_with_nothing_left_over(epic: bool, tmp_path: Path) -> None:
+    given = filled(vivit_keys(5, 2, epic, 64, 2))
+    torch.save({"model_state": given, "epoch": 3, "cfg": "text"}, tmp_path / "vivit.pyth")
+    converted = convert_checkpoint(tmp_path / "vivit.pyth")
+    assert converted.report.complete
+    nouns = {"head.linear2.weight", "head.linear2.bias"} if epic else set()
+    assert set(converted.report.unneeded) == nouns
+    assert len(converted.report.used) == len(given) - len(nouns)
+    model = build(converted.kind, converted.config)
+    assert isinstance(model, ViViT)
+    assert load_weights(model, converted.state).complete
+    assert torch.equal(
+        model.temporal.blocks[3].mlp.fc2.weight,
+        given["backbone.layers_temporal.3.ffn.net.3.weight"],
+    )
+    name = "head.linear1.bias" if epic else "head.linear.bias"
+    assert torch.equal(model.classifier.bias, given[name])
+
+
+def test_a_backbone_of_transformers(tmp_path: Path) -> None:
+    transformers = load("transformers")
+    config = transformers.VitDetConfig(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=128,
+        pretrain_image_size=64, window_size=4, window_block_indices=[1],
+        use_relative_position_embeddings=True,
+    )  # fmt: skip
+    theirs = transformers.VitDetBackbone(config)
+    theirs.save_pretrained(tmp_path)
+    converted = convert_checkpoint(tmp_path / "model.safetensors", "transformers")
+    assert converted.report.complete
+    assert (converted.config["heads"], converted.config["global_blocks"]) == (2, (0,))
+    save(converted, tmp_path / "ours.safetensors")
+    backbone = load_model(tmp_path / "ours.safetensors")
+    assert torch.equal(backbone.blocks[1].mlp.fc1.weight, theirs.encoder.layer[1].mlp.fc1.weight)
+
+
+def test_a_detector_takes_what_fits_for_fine_tuning() -> None:
+    coco = convert_checkpoint(filled(detectron_keys(7, True, SMALL)))
+    vid = build("vitdet", convert_checkpoint(weightless(detectron_keys(3, False, SMALL))).config)
+    with pytest.raises(CheckpointError, match="another shape"):
+        load_weights(vid, coco.state)
+    report = load_weights(vid, coco.state, strict=False)
+    kinds = [f"{part}.{kind}" for part in ("scores", "deltas") for kind in ("weight", "bias")]
+    assert sorted(report.mismatched) == sorted(f"heads.stages.0.{kind}" for kind in kinds)
+    assert torch.equal(vid.pyramid.p4[0].weight, coco.state["pyramid.p4.0.weight"])
+
+
+TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, 2])}
+
+
+def written(path: Path, kind: str) -> Path:
+    arrays = {key: value.numpy() for key, value in TENSORS.items()}
+    if kind == "zip":
+        torch.save({"model": TENSORS, "iteration": np.float64(3.0), "note": None}, path)
+    elif kind == "legacy":
+        torch.save(TENSORS, path, _use_new_zipfile_serialization=False)
+    elif kind == "tensors":
+        path.write_bytes(pickle.dumps({"model": TENSORS}))
+    elif kind == "parallel":
+        torch.save({"state_dict": {f"module.{k}": v for k, v in TENSORS.items()}}, path)
+    else:
+        path.write_bytes(pickle.dumps({"model": arrays, "lr": np.float32(1)}, protocol=int(kind)))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["zip", "legacy", "tensors", "parallel", "2", "4", "5"])
+def test_every_kind_of_file_is_read(kind: str, tmp_path: Path) -> None:
+    found = read_checkpoint(written(tmp_path / "x.pth", kind))
+    assert found.keys() == TENSORS.keys()
+    assert all(torch.equal(found[key], TENSORS[key]) for key in TENSORS)
+
+
+class Trap:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+class HiddenTrap(Trap):
+    """The same, inside the bytes of a tensor's storage."""
+
+    def __reduce__(self):
+        inner = io.BytesIO()
+        torch.save({"x": Trap(self.path)}, inner, _use_new_zipfile_serialization=False)
+        return torch.storage._load_from_bytes, (inner.getvalue(),)
+
+
+@pytest.mark.parametrize("trap", [Trap, HiddenTrap])
+@pytest.mark.parametrize("kind", ["pickle", "zip", "legacy"])
+def test_nothing_in_a_file_is_run(kind: str, trap: type[Trap], tmp_path: Path) -> None:
+    content = {"model": TENSORS, "extra": trap(tmp_path / "sprung")}
+    path = tmp_path / "x.pkl"
+    if kind == "pickle":
+        path.write_bytes(pickle.dumps(content))
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=kind == "zip")
+    with pytest.raises(CheckpointError, match="not loaded"):
+        read_checkpoint(path)
+    assert not (tmp_path / "sprung").exists()
+    pickle.loads(pickle.dumps(trap(tmp_path / "sprung")))  # the trap does work
+    assert (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "damaged"),
+        (b"PK nothing of the sort", "damaged"),
+        (pickle.dumps([1, 2]), "no mapping"),
+        (pickle.dumps({"model": {"a": "text"}}), "no weights"),
+        (pickle.dumps({"model": TENSORS})[:-40], "damaged"),
+    ],
+)
+def test_damaged_files(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.pkl"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        read_checkpoint(path)
+    with pytest.raises(CheckpointError, match="no file"):
+        read_checkpoint(tmp_path / "absent.pth")
+    broken = path.rename(tmp_path / "x.safetensors")
+    for reader in (read_checkpoint, load_model):
+        with pytest.raises(CheckpointError, match="safetensors"):
+            reader(broken)
+
+
+def test_layouts_by_name_and_by_key() -> None:
+    with pytest.raises(CheckpointError, match=r"detectron2, transformers, vivit, vid, and auto"):
+        convert_checkpoint(TENSORS, "caffe")
+    with pytest.raises(CheckpointError, match="no known layout"):
+        convert_checkpoint(TENSORS)
+    with pytest.raises(CheckpointError, match="sizes are unknown"):
+        convert_checkpoint(TENSORS, "vivit")
+    assert all(layout.about for layout in LAYOUTS.values())
+
+
+def test_files_say_which_model_they_are_for(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(TENSORS, str(tmp_path / "x.safetensors"))
+    with pytest.raises(CheckpointError, match="weights convert"):
+        load_model(tmp_path / "x.safetensors")
+    save(convert_checkpoint(filled(vivit_keys(5, 2, False, 64, 2))), tmp_path / "y.safetensors")
+    with pytest.raises(CheckpointError, match="no 'sizes'"):
+        load_model(tmp_path / "y.safetensors", sizes=3)
+
+
+def test_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = filled(vivit_keys(5, 2, True, 64, 2))
+    torch.save({"model_state": given}, tmp_path / "in.pth")
+    target = tmp_path / "new" / "out.safetensors"
+    command = ["eventful", "weights", "convert", str(tmp_path / "in.pth"), str(target)]
+    monkeypatch.setattr("sys.argv", [*command, "--layout", "vivit", "--json"])
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert done.value.code == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["model"], report["complete"], report["config"]["classes"]) == ("vivit", True, 5)
+    assert isinstance(load_model(target), ViViT)
+    given["head.stranger"] = torch.zeros(1)
+    torch.save({"model_state": given}, tmp_path / "in.pth")
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert done.value.code == 2
+    assert "head.stranger" in capsys.readouterr().err
+    weights.convert(tmp_path / "in.pth", target, "auto", partial=True, as_json=False)
+    assert "unexpected in the file: head.stranger" in capsys.readouterr().out
+    with pytest.raises(CheckpointError, match="safetensors"):
+        weights.convert(tmp_path / "in.pth", tmp_path / "out.pth", "auto", False, False)
