@@ -348,7 +348,9 @@ def test_quick_is_one_small_run():
     settings = list(bench.Plan(quick=True).settings())
     assert [s.model for s in settings] == ["vit-s-576"]
     assert settings[0].compiled
-    assert settings[0].frames <= 8
+    assert settings[0].frames == 8
+    assert next(bench.Plan(quick=True, frames=3).settings()).frames == 3
+    assert next(bench.Plan(models=("vit-s-576",)).settings()).frames == bench.TIMED["cpu"]
 
 
 def test_nonsense_is_refused(small, monkeypatch):
@@ -402,6 +404,21 @@ def test_a_sweep_varies_one_quantity(small):
         sweep.points("width", small)
     with pytest.raises(ConfigError, match="at least 1"):
         sweep.points("batch", small, (0,))
+
+
+def test_a_sweep_goes_on_past_a_point_that_does_not_fit(plan, tmp_path, monkeypatch, capsys):
+    fit = bench._fitting
+
+    def refuse_two(setting, free_to_drop):
+        if setting.batch == 2:
+            raise UnsupportedError("too big")
+        return fit(setting, free_to_drop)
+
+    monkeypatch.setattr(bench, "_fitting", refuse_two)
+    path = tmp_path / "sweep.csv"
+    bench.sweep(plan, ("batch",), (1, 2, 3), path, as_json=True)
+    assert [row["batch"] for row in results.read(path)] == ["1", "3"]
+    assert "left out: too big" in capsys.readouterr().err
 
 
 @pytest.fixture

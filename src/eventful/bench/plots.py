@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -69,15 +70,20 @@ def _comparison(records: Sequence[Record]) -> Any:
     groups = by_machine(records)
     models = sorted({record["model"] for record in records})
     marks = {model: MARKS[place % len(MARKS)] for place, model in enumerate(models)}
-    columns = min(3, len(groups))
-    rows = -(-len(groups) // columns)
-    figure, grid = libraries.load("matplotlib.pyplot").subplots(
-        rows, columns, figsize=(max(6.4, 4.9 * columns), 5.0 * rows + 1.1), squeeze=False
-    )
-    points = [_point(record) for group in groups.values() for record in group]
-    wide = (0.9, 1.35 * max([2.0, *(x for x, _ in points)]))
+    points = [_point(record) for record in records]
+    wide = (0.9, 1.6 * max([2.0, *(x for x, _ in points)]))
     values = [y for _, y in points]
     tall = (min(0.8, 0.8 * min(values)), 1.35 * max([2.0, *values]))
+    columns = min(3, len(groups))
+    rows = -(-len(groups) // columns)
+    # Panels of a size that gives both axes the same scale, so that the diagonal is one.
+    high = 4.4
+    long = high * math.log(wide[1] / wide[0]) / math.log(tall[1] / tall[0])
+    width = max(6.0, columns * (long + 0.9) + 0.1)
+    height = 0.9 + rows * (high + 0.9)
+    figure, grid = libraries.load("matplotlib.pyplot").subplots(
+        rows, columns, figsize=(width, height), squeeze=False
+    )
     for place, axes in enumerate(grid.flat):
         if place < len(groups):
             where = list(groups)[place]
@@ -86,6 +92,14 @@ def _comparison(records: Sequence[Record]) -> Any:
         else:
             axes.set_axis_off()
     _heading(figure, "Operations saved, and time saved", _keys(records, marks))
+    figure.subplots_adjust(
+        left=0.8 / width,
+        right=(columns * (long + 0.9) - 0.1) / width,
+        bottom=0.55 / height,
+        top=1 - 1.2 / height,
+        wspace=0.9 / long,
+        hspace=0.9 / high,
+    )
     return figure
 
 
@@ -137,9 +151,9 @@ def _compare(
     for scale in (axes.set_xscale, axes.set_yscale):
         scale("log", base=2)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:g}x")
+        axis.set_major_formatter(lambda value, _: _as_times(value))
         axis.set_minor_locator(libraries.load("matplotlib.ticker").NullLocator())
-    axes.set(xlim=wide, ylim=tall, aspect="equal")
+    axes.set(xlim=wide, ylim=tall)
     axes.set_xlabel("fewer operations than dense")
     axes.set_ylabel("faster than dense at its best")
     axes.grid(color=FAINT, linewidth=0.6)
@@ -168,6 +182,11 @@ def _compare(
     )
 
 
+def _as_times(value: float) -> str:
+    """Powers of two as a reader says them: 4x, 1x, 1/4."""
+    return f"{value:g}x" if value >= 1 else f"1/{1 / value:g}"
+
+
 def _keys(records: Sequence[Record], marks: dict[str, str]) -> list[dict[str, Any]]:
     """Colours of presets, and shapes of models."""
     presets = [name for name in COLOURS if any(r["preset"] == name for r in records)]
@@ -185,7 +204,7 @@ def _mark(shape: str, colour: str) -> Any:
 
 
 def _heading(figure: Any, title: str, keys: Sequence[dict[str, Any]]) -> None:
-    """A title, a line below it for each key, and the panels below that."""
+    """A title, and a line below it for each key."""
     width, height = figure.get_figwidth(), figure.get_figheight()
     figure.text(
         0.12 / width,
@@ -208,8 +227,6 @@ def _heading(figure: Any, title: str, keys: Sequence[dict[str, Any]]) -> None:
             handlelength=1.8,
             columnspacing=1.4,
         )
-    top = 1 - (0.45 + 0.22 * len(keys)) / height
-    figure.tight_layout(rect=(0, 0, 1, top), h_pad=1.6, w_pad=1.6)
 
 
 def _sweeps(records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -243,6 +260,8 @@ def _growth(records: Sequence[Record]) -> Any:
     line = libraries.load("matplotlib.lines").Line2D
     key["by operations alone"] = line([], [], color="#777777", linewidth=1.3, linestyle=DOTS)
     _heading(figure, f"{first['model']}, {first['dtype']}, {machine(first)}", [key])
+    top = 1 - 0.67 / figure.get_figheight()
+    figure.tight_layout(rect=(0, 0, 1, top), h_pad=1.6, w_pad=1.6)
     return figure
 
 

@@ -136,7 +136,10 @@ Dtypes = Annotated[
     list[Dtype] | None,
     typer.Option("--dtype", help="Type of the weights, float32 by default; may be repeated."),
 ]
-Frames = Annotated[int, typer.Option(min=2, help="Steady frames to time.")]
+Frames = Annotated[
+    int | None,
+    typer.Option(min=2, help="Steady frames to time; usually 12 on a CPU, 40 on a GPU."),
+]
 Compiled = Annotated[
     bool, typer.Option("--compile/--no-compile", help="Also measure torch.compile of dense.")
 ]
@@ -157,7 +160,7 @@ def bench_run(
     batch: Batches = None,
     device: Devices = None,
     dtype: Dtypes = None,
-    frames: Frames = 12,
+    frames: Frames = None,
     compiled: Compiled = True,
     compile_mode: CompileMode = "",
     quick: Annotated[
@@ -184,7 +187,7 @@ def bench_run(
         batches=tuple(batch or (1,)),
         devices=tuple(device or ("cpu",)),
         dtypes=tuple(kind.value for kind in dtype or (Dtype.float32,)),
-        frames=frames,
+        frames=frames or 0,
         compiled=compiled,
         compile_mode=compile_mode,
         quick=quick,
@@ -229,7 +232,7 @@ def bench_sweep(
     preset: Presets = None,
     device: Devices = None,
     dtype: Dtypes = None,
-    frames: Frames = 6,
+    frames: Frames = None,
     compiled: Compiled = True,
     compile_mode: CompileMode = "",
     out: Annotated[
@@ -249,7 +252,7 @@ def bench_sweep(
         presets=tuple(preset or ()),
         devices=tuple(device or ("cpu",)),
         dtypes=tuple(kind.value for kind in dtype or (Dtype.float32,)),
-        frames=frames,
+        frames=frames or 0,
         compiled=compiled,
         compile_mode=compile_mode,
     )

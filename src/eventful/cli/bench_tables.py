@@ -13,9 +13,9 @@ from eventful.bench.rows import Row
 
 LEGEND = (
     "Medians over steady frames, every contender in turn on each frame. Speed-up: against the "
-    "fastest dense path; pipelined: with several frames in flight. Operations: times fewer than "
-    "dense. Error: of the output against dense; skipping: the same of the dense model on every "
-    "k-th frame, at equal operations."
+    "fastest dense path; pipelined: with several frames in flight. Ops: operations. "
+    "Error: of the output against dense; skip: the same of the dense model on every k-th frame, "
+    "at equal operations."
 )
 
 
@@ -47,7 +47,7 @@ def _table(run: Sequence[Row]) -> Table:
         f"{first.dtype} on {first.device}",
         caption=f"dense: {paths}; best: {first.dense_best}",
         box=box.SIMPLE,
-        padding=(0, 1),
+        pad_edge=False,
     )
     columns = _columns(first.device)
     for title in columns:
@@ -69,10 +69,10 @@ def _columns(device: str) -> dict[str, Callable[[Row], str]]:
         columns["pipelined"] = lambda row: f"{row.speedup_pipelined:.2f}x"
     return {
         **columns,
-        "operations": lambda row: f"{1 / row.macs_ratio:.1f}x",
+        "fewer ops": lambda row: f"{1 / row.macs_ratio:.1f}x",
         "flush": lambda row: _ms(row.flush_ms),
         "error": lambda row: f"{row.feature_error:.3f}",
-        "skipping": lambda row: f"{row.skip_error:.3f}",
+        "skip": lambda row: f"{row.skip_error:.3f}",
         "state": lambda row: f"{row.state_bytes / 1e6:,.0f} MB",
     }
 
