@@ -237,6 +237,11 @@ def test_half_precision_is_in_parity_too(small):
     measure.check(dataclasses.replace(small, dtype="bfloat16"))
 
 
+def test_a_busy_machine_is_remarked_upon():
+    assert measure._unsteady([10.0, 11.0, 10.5, 10.0, 12.0]) == []
+    assert "10 to 40 ms" in measure._unsteady([10.0, 10.0, 10.0, 40.0, 40.0, 40.0])[0]
+
+
 @pytest.fixture
 def shop():
     torch.manual_seed(0)

@@ -26,6 +26,7 @@ WARM = 3  # steps of every contender before any is timed: a flush and two steady
 FLUSHES = {"cpu": 1, "cuda": 5}
 ROUNDS, IN_FLIGHT = 5, 8  # of pipelined frames
 DISTINCT = 16  # frames held; a longer run goes round
+UNSTEADY = 1.5  # ratio of the slow to the fast fifth of dense frames that earns a remark
 SLOW = 1.5  # a dense path this many times slower than the fastest is not run on every frame
 
 Tick = Callable[[str], None]
@@ -110,6 +111,7 @@ def measure(setting: Setting, tick: Tick = lambda _: None) -> list[Row]:
     _time_flushes(run, tick)
     _time_steady(run, tick)
     _time_pipelined(run, tick)
+    run.notes += _unsteady(run.dense["eager"].ms)
     tick("peak memory")
     return [_row(run, preset, r) for preset, r in run.streams]
 
@@ -256,6 +258,14 @@ def _row(run: Run, preset: str, r: int) -> Row:
         dense_ms={**run.trials.trial_ms, **medians},
         notes=tuple(run.notes),
     )
+
+
+def _unsteady(dense_ms: Sequence[float]) -> list[str]:
+    """A remark where the same dense work took very different times: something else was running."""
+    low, high = _fifths(dense_ms)
+    if high <= UNSTEADY * low:
+        return []
+    return [f"unsteady machine: dense eager took {low:.3g} to {high:.3g} ms a frame"]
 
 
 def _fifths(values: Sequence[float]) -> tuple[float, float]:

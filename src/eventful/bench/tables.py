@@ -55,7 +55,7 @@ def pictures(paths: Sequence[Path], page: Path) -> str:
 
 def caption(path: Path) -> str:
     """What a picture of growth shows, from its name."""
-    return f"Time against r, tokens, batch and depth: {path.stem.removeprefix('growth-')}"
+    return f"How time grows: {path.stem.removeprefix('growth-')}"
 
 
 def by_machine(records: Sequence[Record]) -> dict[str, list[Record]]:
