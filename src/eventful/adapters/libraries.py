@@ -27,6 +27,7 @@ EXTRAS = {
     "av": "video",
     "PIL": "video",
     "matplotlib": "plot",
+    "openvino": "openvino",
     "typer": "cli",
     "rich": "cli",
     "faster_coco_eval": "eval",

@@ -14,30 +14,43 @@ from eventful.errors import UnsupportedError
 
 @dataclass(frozen=True)
 class Subject:
-    """A model of a fixed frame size, with random weights.
+    """A kind of model with random weights, at any frame size and depth.
 
     Attributes:
-        size: side of the frame in pixels.
+        make: the model for frames of `size` pixels, with `depth` blocks under `blocks`.
+        size: side of the frame in pixels where none is asked for.
         r: tokens to update where none is asked for, about an eighth.
+        patch: side of a patch in pixels.
+        depth: blocks where no number is asked for.
     """
 
-    make: Callable[[], nn.Module]
+    make: Callable[[int, int], nn.Module]
     size: int
     r: int
     about: str
+    patch: int = 16
+    depth: int = 12
+
+    @property
+    def patches(self) -> int:
+        """Patch tokens of a frame of the usual size."""
+        return (self.size // self.patch) ** 2
 
 
-def _vitdet(size: int) -> nn.Module:
-    """ViTDet-B's backbone: 8 windowed (14x14) and 4 global blocks, decomposed relative position."""
+def _vitdet(size: int, depth: int) -> nn.Module:
+    """ViTDet's backbone: windows of 14x14, every third block global, decomposed relative position.
+
+    At 12 blocks, 8 are windowed and 4 global.
+    """
     timm = libraries.load("timm.models.vision_transformer_sam")
     model: nn.Module = timm.VisionTransformerSAM(
         img_size=size,
         patch_size=16,
         embed_dim=768,
-        depth=12,
+        depth=depth,
         num_heads=12,
         window_size=14,
-        global_attn_indexes=(2, 5, 8, 11),
+        global_attn_indexes=tuple(range(2, depth, 3)),
         use_rel_pos=True,
         num_classes=0,
     )
@@ -49,27 +62,34 @@ def _vitdet(size: int) -> nn.Module:
     return model.eval()
 
 
-def _vit(name: str, size: int) -> nn.Module:
-    timm = libraries.load("timm")
-    model: nn.Module = timm.create_model(name, img_size=size, num_classes=0, global_pool="").eval()
-    return model
+def _vit(name: str) -> Callable[[int, int], nn.Module]:
+    def make(size: int, depth: int) -> nn.Module:
+        timm = libraries.load("timm")
+        model: nn.Module = timm.create_model(
+            name, img_size=size, depth=depth, num_classes=0, global_pool=""
+        )
+        return model.eval()
 
+    return make
+
+
+_DINO, _BASE, _LARGE, _SMALL = (
+    _vit(name)
+    for name in (
+        "vit_base_patch14_dinov2",
+        "vit_base_patch16_224",
+        "vit_large_patch16_224",
+        "vit_small_patch16_224",
+    )
+)
 
 SUBJECTS = {
-    "vitdet-b-1024": Subject(lambda: _vitdet(1024), 1024, 512, "ViTDet-B, 4096 tokens"),
-    "vitdet-b-672": Subject(lambda: _vitdet(672), 672, 256, "ViTDet-B, 1764 tokens"),
-    "vit-b-1369": Subject(
-        lambda: _vit("vit_base_patch14_dinov2", 518), 518, 128, "ViT-B, global, 37x37 tokens"
-    ),
-    "vit-b-4096": Subject(
-        lambda: _vit("vit_base_patch16_224", 1024), 1024, 512, "ViT-B, global, 64x64 tokens"
-    ),
-    "vit-l-4096": Subject(
-        lambda: _vit("vit_large_patch16_224", 1024), 1024, 512, "ViT-L, global, 64x64 tokens"
-    ),
-    "vit-s-576": Subject(
-        lambda: _vit("vit_small_patch16_224", 384), 384, 72, "ViT-S, global, 24x24 tokens"
-    ),
+    "vitdet-b-1024": Subject(_vitdet, 1024, 512, "ViTDet-B, 4096 tokens"),
+    "vitdet-b-672": Subject(_vitdet, 672, 256, "ViTDet-B, 1764 tokens"),
+    "vit-b-1369": Subject(_DINO, 518, 128, "ViT-B, global, 37x37 tokens", patch=14),
+    "vit-b-4096": Subject(_BASE, 1024, 512, "ViT-B, global, 64x64 tokens"),
+    "vit-l-4096": Subject(_LARGE, 1024, 512, "ViT-L, global, 64x64 tokens", depth=24),
+    "vit-s-576": Subject(_SMALL, 384, 72, "ViT-S, global, 24x24 tokens"),
 }
 
 

@@ -1,34 +1,125 @@
-"""The dense paths a user would pick, and which of them is fastest here."""
+"""The dense paths a user could pick, each built, checked against eager and tried once."""
 
 from __future__ import annotations
 
+import copy
+import importlib.util
+import statistics
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-Forward = Callable[[Tensor], Tensor]
+from eventful.adapters import libraries
+from eventful.bench.timing import Forward, gap, timed, wait
+
+TRIES = {"cpu": (1, 1), "cuda": (3, 5)}  # calls before the trial, calls in it
+TOO_FAR = 0.1  # relative error beyond which a path does not compute the same function
 
 
-def dense_paths(model: nn.Module, example: Tensor, *, compiled: bool) -> dict[str, Forward]:
-    """Ways to run the model whole, by name; all compute the same function in the same dtype.
+@dataclass
+class DensePaths:
+    """Ways to run the model whole, by name, with the milliseconds of each one's trial.
 
-    Args:
-        compiled: also through `torch.compile`, on CUDA with CUDA graphs. Slow to prepare.
+    Attributes:
+        notes: a line for each path that could not be had, with the reason.
     """
-    paths: dict[str, Forward] = {"eager": _no_grad(model)}
-    if example.is_cuda:
-        paths |= _graphed("graph", model, example)
-    if compiled:
-        mode = "max-autotune-no-cudagraphs" if example.is_cuda else "default"
-        inner = torch.compile(model, mode=mode, dynamic=False)
-        run = _no_grad(inner)
+
+    runs: dict[str, Forward] = field(default_factory=dict)
+    trial_ms: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What the paths are built from.
+
+    Attributes:
+        mode: of `torch.compile`; "" for the usual one of the device.
+    """
+
+    model: nn.Module
+    example: Tensor
+    compiled: bool = True
+    mode: str = ""
+
+    @property
+    def cuda(self) -> bool:
+        """Whether the model runs on a GPU."""
+        return self.example.is_cuda
+
+    def compile(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
+        """The model through `torch.compile`, for the example's shape alone."""
+        usual = "max-autotune-no-cudagraphs" if self.cuda else "default"
+        made: Callable[[Tensor], Tensor] = torch.compile(
+            model, mode=self.mode or usual, dynamic=False
+        )
+        return made
+
+
+def dense_paths(shop: Workshop, tick: Callable[[str], None] = lambda _: None) -> DensePaths:
+    """Every path this device offers, in the example's precision or a lower one.
+
+    A path that cannot be built, or strays from eager, is left out with a note.
+    """
+    found = DensePaths()
+    if shop.compiled:
+        torch.compiler.reset()  # models of earlier runs would use up the limit of recompilations
+    expected = _no_grad(shop.model)(shop.example).clone()
+    for name, build in _recipes(shop, found):
+        tick(f"building dense {name}")
+        try:
+            run = build()
+            strayed = gap(run(shop.example), expected)
+            if not strayed <= TOO_FAR:
+                found.notes.append(f"dense {name} left out: differs from eager by {strayed:.1e}")
+                continue
+            found.trial_ms[name] = _trial(run, shop.example)
+            found.runs[name] = run
+        except Exception as error:  # whatever a compiler throws: the other paths still count
+            found.notes.append(f"dense {name} failed: {_brief(error)}")
+            _recover(shop.example.device)
+    return found
+
+
+def _recipes(shop: Workshop, found: DensePaths) -> Iterator[tuple[str, Callable[[], Forward]]]:
+    """Names and builders, in order; later ones are offered only if earlier trials justify them."""
+    yield "eager", lambda: _no_grad(shop.model)
+    if shop.cuda:
+        yield "graph", lambda: _graphed(shop.model, shop.example)
+    if shop.compiled:
+        inner = shop.compile(shop.model)
+        yield "compile", lambda: _no_grad(inner)
+        if shop.cuda and "compile" in found.runs:
+            yield "compile+graph", lambda: _graphed(inner, shop.example)
+    if not shop.cuda:
+        yield from _cpu_recipes(shop, found)
+
+
+def _cpu_recipes(shop: Workshop, found: DensePaths) -> Iterator[tuple[str, Callable[[], Forward]]]:
+    if shop.example.dtype == torch.float32:
+        half = copy.deepcopy(shop.model).to(torch.bfloat16)
+        yield "bf16", lambda: _cast(_no_grad(half), torch.bfloat16)
+        trial = found.trial_ms
+        if shop.compiled and trial.get("bf16", float("inf")) < 1.2 * trial["eager"]:
+            compiled_half = shop.compile(half)
+            yield "compile-bf16", lambda: _cast(_no_grad(compiled_half), torch.bfloat16)
+    if importlib.util.find_spec("openvino") is None:
+        found.notes.append("dense openvino not measured: not installed")
+        return
+    for hint in _openvino_precisions(shop.example.dtype):
+        yield f"openvino-{hint}", partial(_openvino, shop.model, shop.example, hint)
+
+
+def _trial(run: Forward, example: Tensor) -> float:
+    before, calls = TRIES[example.device.type]
+    for _ in range(before):
         run(example)
-        paths["compile"] = run
-        if example.is_cuda:
-            paths |= _graphed("compile+graph", inner, example)
-    return paths
+    return statistics.median(timed(run, example)[1] for _ in range(calls))
 
 
 def _no_grad(model: Callable[[Tensor], Tensor]) -> Forward:
@@ -39,8 +130,12 @@ def _no_grad(model: Callable[[Tensor], Tensor]) -> Forward:
     return run
 
 
-def _graphed(name: str, model: Callable[[Tensor], Tensor], example: Tensor) -> dict[str, Forward]:
-    """A CUDA graph of the forward pass over a static input; none where the model defies capture."""
+def _cast(run: Forward, dtype: torch.dtype) -> Forward:
+    return lambda frame: run(frame.to(dtype)).to(frame.dtype)
+
+
+def _graphed(model: Callable[[Tensor], Tensor], example: Tensor) -> Forward:
+    """A CUDA graph of the forward pass over a static input."""
     static = example.clone()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -49,17 +144,53 @@ def _graphed(name: str, model: Callable[[Tensor], Tensor], example: Tensor) -> d
             model(static)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph), torch.no_grad():
-            output = model(static)
-    except RuntimeError as error:  # e.g. tables built on the host at every call
-        warnings.warn(f"{name}: no CUDA graph of the dense model ({error})", stacklevel=2)
-        torch.cuda.synchronize()
-        return {}
+    with torch.cuda.graph(graph), torch.no_grad():
+        output = model(static)
 
     def run(frame: Tensor) -> Tensor:
         static.copy_(frame)
         graph.replay()
         return output
 
-    return {name: run}
+    return run
+
+
+def _openvino_precisions(dtype: torch.dtype) -> list[str]:
+    """What OpenVINO can compute in here, no finer than the row's own precision."""
+    ov: Any = libraries.load("openvino")
+    native = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return ["f32"] * (dtype == torch.float32) + ["bf16"] * native
+
+
+def _openvino(model: nn.Module, example: Tensor, hint: str) -> Forward:
+    ov: Any = libraries.load("openvino")
+    plain = copy.deepcopy(model).float()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the tracer's, about every Python number it meets
+        traced = ov.convert_model(plain, example_input=example.float(), input=[example.shape])
+    options = {
+        "INFERENCE_PRECISION_HINT": hint,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+    }
+    ready = ov.compile_model(traced, "CPU", options)
+
+    def run(frame: Tensor) -> Tensor:
+        return torch.from_numpy(ready([frame.float().numpy()])[0]).to(frame.dtype)
+
+    return run
+
+
+def _brief(error: Exception) -> str:
+    """One line of a message that may have hundreds."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text[:160]
+
+
+def _recover(device: torch.device) -> None:
+    """A failed capture leaves an error behind, which the next call would report as its own."""
+    try:
+        wait(device)
+    except RuntimeError:
+        wait(device)

@@ -2,224 +2,298 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from eventful.bench.cases import clip, subject
-from eventful.bench.dense import Forward, dense_paths
-from eventful.bench.memory import peak_of
-from eventful.config import Config
-from eventful.conversion import convert, inspect
+from eventful.batch import StreamBatch
+from eventful.bench.cases import clip
+from eventful.bench.dense import DensePaths, Workshop, dense_paths
+from eventful.bench.memory import graph_pool_bytes, peak_of
+from eventful.bench.parity import open_stream, verify
+from eventful.bench.rows import Row, Setting
+from eventful.bench.timing import Forward, gap, in_turn, pipelined, timed
+from eventful.conversion import inspect
 from eventful.errors import ParityError
-from eventful.policies import TopR
 from eventful.stream import Stream
 
-WARM = 2  # frames left out of the medians: the flush, and the first steady one
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+WARM = 3  # steps of every contender before any is timed: a flush and two steady ones
+FLUSHES = {"cpu": 1, "cuda": 5}
+ROUNDS, IN_FLIGHT = 5, 8  # of pipelined frames
+DISTINCT = 16  # frames held; a longer run goes round
+UNSTEADY = 1.5  # ratio of the slow to the fast fifth of dense frames that earns a remark
+SLOW = 1.5  # a dense path this many times slower than the fastest is not run on every frame
 
-
-@dataclass(frozen=True)
-class Setting:
-    """One run: a model on a device, and what to compare on it."""
-
-    model: str
-    presets: tuple[str, ...] = ("fast", "exact")
-    r: tuple[int, ...] = ()
-    batch: int = 1
-    device: str = "cpu"
-    dtype: str = "float32"
-    frames: int = 12
-    compiled: bool = True
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measurement. Times are medians over steady frames, in milliseconds.
-
-    Attributes:
-        dense_best: which dense path was fastest.
-        speedup: median over frames of dense_best over this contender, the same frame.
-        macs_ratio: operations against dense, steady frames.
-        feature_error: relative error of the output against dense, steady frames.
-        skip_every: running dense on every k-th frame costs the same operations.
-        skip_error: relative error of that.
-        peak_bytes: memory in use at the peak of a steady step, above what was held before it.
-    """
-
-    model: str
-    preset: str
-    r: int
-    tokens: int
-    batch: int
-    device: str
-    dtype: str
-    dense_eager_ms: float
-    dense_best: str
-    dense_best_ms: float
-    ms: float
-    ms_p20: float
-    ms_p80: float
-    flush_ms: float
-    speedup: float
-    macs_ratio: float
-    feature_error: float
-    skip_every: int
-    skip_error: float
-    peak_bytes: int
-    dense_peak_bytes: int
-    state_bytes: int
+Tick = Callable[[str], None]
 
 
 @dataclass
 class Contender:
-    """One way to run the model: its times and outputs' errors, frame by frame."""
+    """One way to run the model: its times and outputs' errors, frame by frame.
+
+    Attributes:
+        stream: what is stepped; None for a dense path.
+        pool: bytes of CUDA graphs that it captured.
+    """
 
     run: Forward
+    stream: Stream | StreamBatch | None = None
+    pool: int = 0
     ms: list[float] = field(default_factory=list)
+    pipelined_ms: list[float] = field(default_factory=list)
+    flush_ms: list[float] = field(default_factory=list)
     error: list[float] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, stream: Stream | StreamBatch) -> Contender:
+        """A stream, called as a user calls it."""
+        return cls(stream, stream)
 
-def measure(setting: Setting, tick: Callable[[str], None] = lambda _: None) -> list[Row]:
-    """Measure every preset at every r beside the dense paths.
+    def flush(self) -> None:
+        """Make the next frame recompute everything."""
+        if isinstance(self.stream, StreamBatch):
+            for name in self.stream.streams:
+                self.stream.flush(name)
+        elif self.stream is not None:
+            self.stream.flush()
+
+
+@dataclass
+class Run:
+    """All contenders of one setting on the same frames.
+
+    Attributes:
+        dense: the dense paths that take their turn on every frame.
+        trials: every dense path that could be built, with the times of its trial.
+        streams: by preset and r.
+        truth: the eager dense output of each frame held.
+    """
+
+    setting: Setting
+    frames: list[Tensor]
+    trials: DensePaths
+    dense: dict[str, Contender]
+    streams: dict[tuple[str, int], Contender]
+    truth: dict[int, Tensor] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.frames[0].device
+
+    @property
+    def contenders(self) -> list[Contender]:
+        """Dense paths and streams."""
+        return [*self.dense.values(), *self.streams.values()]
+
+    def frame(self, number: int) -> Tensor:
+        """Frame by number; after the last comes the first."""
+        return self.frames[number % len(self.frames)]
+
+
+def measure(setting: Setting, tick: Tick = lambda _: None) -> list[Row]:
+    """Check parity, then measure every preset at every r beside the dense paths.
 
     Args:
         tick: told what is being done.
+
+    Raises:
+        ParityError: a contender does not compute what it should; nothing was timed.
     """
-    made = subject(setting.model)
-    device, dtype = torch.device(setting.device), getattr(torch, setting.dtype)
-    torch.manual_seed(0)
-    model = made.make().to(device, dtype)
-    frames = [
-        frame.to(device, dtype)
-        for frame in islice(clip(made.size, batch=setting.batch), setting.frames)
-    ]
-    tick("preparing the dense paths")
-    dense = {
-        name: Contender(run)
-        for name, run in dense_paths(model, frames[0], compiled=setting.compiled).items()
+    run = prepare(setting, tick)
+    _warm_up(run, tick)
+    _time_flushes(run, tick)
+    _time_steady(run, tick)
+    _time_pipelined(run, tick)
+    run.notes += _unsteady(run.dense["eager"].ms)
+    tick("peak memory")
+    return [_row(run, preset, r) for preset, r in run.streams]
+
+
+def check(setting: Setting, tick: Tick = lambda _: None) -> None:
+    """Only check parity."""
+    model, frames = _build(setting, tick)
+    verify(setting, model, frames, tick)
+
+
+def prepare(setting: Setting, tick: Tick) -> Run:
+    """Build the model, check parity, and open every contender."""
+    model, frames = _build(setting, tick)
+    verify(setting, model, frames, tick)
+    shop = Workshop(model, frames[0], setting.compiled, setting.compile_mode)
+    trials = dense_paths(shop, tick)
+    fastest = min(trials.trial_ms.values())
+    dense, notes = {}, [*setting.notes, *trials.notes]
+    for name, run in trials.runs.items():
+        if name == "eager" or trials.trial_ms[name] <= SLOW * fastest:
+            dense[name] = Contender(run)
+        else:
+            notes.append(f"dense {name} timed in its trial only: slow")
+    streams = {
+        (preset, r): Contender.of(open_stream(model, setting.config(preset, r), setting.batch))
+        for preset in setting.presets
+        for r in setting.budgets
     }
-    streams: dict[tuple[str, int], tuple[Stream, Contender]] = {}
-    for preset in setting.presets:
-        tick(f"checking {preset}")
-        _verify(model, preset, frames[:3])
-        for r in setting.r or (made.r,):
-            stream = Stream(convert(model, Config.preset(preset, TopR(r), **_plain(preset))))
-            streams[preset, r] = (stream, Contender(_stepper(stream)))
-    outputs: list[Tensor] = []
-    contenders = [*dense.values(), *(contender for _, contender in streams.values())]
-    for t, frame in enumerate(frames):
-        tick(f"frame {t + 1} of {len(frames)}")
-        outputs.append(dense["eager"].run(frame).clone())
-        for contender in contenders:
-            output, ms = _timed(contender.run, frame)
+    return Run(setting, frames, trials, dense, streams, notes=notes)
+
+
+def _build(setting: Setting, tick: Tick) -> tuple[torch.nn.Module, list[Tensor]]:
+    tick("building the model and its frames")
+    device, dtype = torch.device(setting.device), setting.torch_dtype
+    torch.manual_seed(0)
+    model = setting.subject.make(setting.pixels, setting.blocks).to(device, dtype)
+    wanted = min(DISTINCT, max(WARM, setting.frames))
+    made = islice(clip(setting.pixels, batch=setting.batch), wanted)
+    return model, [frame.to(device, dtype) for frame in made]
+
+
+def _warm_up(run: Run, tick: Tick) -> None:
+    """Each contender alone, so that what it captures or compiles is its own."""
+    for number, contender in enumerate(run.contenders):
+        tick(f"warming up contender {number + 1} of {len(run.contenders)}")
+        before = graph_pool_bytes(run.device)
+        for t in range(WARM if contender.stream is not None else 1):
+            contender.run(run.frame(t - WARM))
+        contender.pool = graph_pool_bytes(run.device) - before
+
+
+def _time_flushes(run: Run, tick: Tick) -> None:
+    """Flushes apart, each followed by a steady step that is not timed."""
+    streams = list(run.streams.values())
+    for turn in range(FLUSHES[run.device.type]):
+        tick("timing flushes")
+        for contender in in_turn(streams, turn):
+            contender.flush()
+            contender.flush_ms.append(timed(contender.run, run.frame(-2))[1])
+            contender.run(run.frame(-1))
+
+
+def _time_steady(run: Run, tick: Tick) -> None:
+    contenders = run.contenders
+    for t in range(run.setting.frames):
+        tick(f"frame {t + 1} of {run.setting.frames}")
+        outputs = []
+        for contender in in_turn(contenders, t):
+            output, ms = timed(contender.run, run.frame(t))
             contender.ms.append(ms)
-            contender.error.append(_gap(output, outputs[-1]))
-    return [
-        _row(setting, key, stream, contender, dense, outputs, frames[-1])
-        for key, (stream, contender) in streams.items()
-    ]
-
-
-def _plain(preset: str) -> dict[str, object]:
-    """A benchmark decides itself what is a flush."""
-    return {"scene_cut": None} if preset in ("fast", "exact") else {}
-
-
-def _stepper(stream: Stream) -> Forward:
-    def run(frame: Tensor) -> Tensor:
-        result: Tensor = stream(frame)
-        return result
-
-    return run
-
-
-def _verify(model: nn.Module, preset: str, frames: Sequence[Tensor]) -> None:
-    """Refuse to time a rule that is not dense when every token is selected."""
-    stream = Stream(convert(model, Config.preset(preset, TopR(10**9), **_plain(preset))))
-    for frame in frames:
-        with torch.no_grad():
-            gap = _gap(stream(frame), model(frame))
-        if not gap <= TOLERANCE[frame.dtype]:
+            outputs.append((contender, output.clone()))  # a graph or a buffer is written again
+        truth = next(output for contender, output in outputs if contender is run.dense["eager"])
+        run.truth.setdefault(t % len(run.frames), truth)
+        for contender, output in outputs:
+            contender.error.append(gap(output, truth))
+    for (preset, r), contender in run.streams.items():
+        if not all(math.isfinite(error) for error in contender.error):
             raise ParityError(
-                f"{preset} with every token selected differs from dense by {gap:.1e} (limit "
-                f"{TOLERANCE[frame.dtype]:.0e}); nothing was measured. Run `make test`."
+                f"{run.setting.model}: {preset} at r = {r} gave NaN or Inf while it was timed. "
+                "Nothing was written; run `make test` to find the cause."
             )
 
 
-def _timed(run: Forward, frame: Tensor) -> tuple[Tensor, float]:
-    if frame.is_cuda:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        output = run(frame)
-        end.record()
-        end.synchronize()
-        return output, float(start.elapsed_time(end))
-    began = time.perf_counter()
-    output = run(frame)
-    return output, (time.perf_counter() - began) * 1000
+def _time_pipelined(run: Run, tick: Tick) -> None:
+    """Several frames in flight. A CPU has none: a call returns when it is done."""
+    if run.device.type == "cpu":
+        for contender in run.contenders:
+            contender.pipelined_ms.append(statistics.mean(contender.ms))
+        return
+    for turn in range(ROUNDS):
+        tick(f"pipelined frames, round {turn + 1} of {ROUNDS}")
+        start = run.setting.frames + turn * IN_FLIGHT
+        frames = [run.frame(start + t) for t in range(IN_FLIGHT)]
+        for contender in in_turn(run.contenders, turn):
+            contender.pipelined_ms.append(pipelined(contender.run, frames))
 
 
-def _gap(got: Tensor, expected: Tensor) -> float:
-    return float((got.float() - expected.float()).norm() / expected.float().norm())
-
-
-def _row(
-    setting: Setting,
-    key: tuple[str, int],
-    stream: Stream,
-    contender: Contender,
-    dense: dict[str, Contender],
-    outputs: list[Tensor],
-    frame: Tensor,
-) -> Row:
-    preset, r = key
-    medians = {name: statistics.median(path.ms[WARM:]) for name, path in dense.items()}
-    best = min(medians, key=lambda name: medians[name])
-    steady = contender.ms[WARM:]
-    ratios = [a / b for a, b in zip(dense[best].ms[WARM:], steady, strict=True)]
+def _row(run: Run, preset: str, r: int) -> Row:
+    setting, contender = run.setting, run.streams[preset, r]
+    stream = contender.stream
+    assert stream is not None
     assert stream.last is not None
+    medians = {name: statistics.median(path.ms) for name, path in run.dense.items()}
+    best = min(medians, key=lambda name: medians[name])
+    dense_pipelined = min(statistics.median(p.pipelined_ms) for p in run.dense.values())
     ratio = stream.last.macs / stream.last.dense_macs
-    every = max(1, round(1 / ratio))
-    stale = [_gap(outputs[t - t % every], outputs[t]) for t in range(WARM, len(outputs))]
-    tokens = next(iter(stream.last.layouts.values())).tokens
-    fifth = statistics.quantiles(steady, n=5) if len(steady) > 1 else [steady[0]] * 4
+    every = max(1, round(1 / ratio)) if ratio > 0 else setting.frames
+    paper = run.streams.get(("paper", r))
+    low, high = _fifths(contender.ms)
+    frame = run.frame(0)
+    in_flight = statistics.median(contender.pipelined_ms)
     return Row(
         model=setting.model,
         preset=preset,
         r=r,
-        tokens=tokens,
+        tokens=next(iter(stream.last.layouts.values())).tokens,
+        depth=setting.blocks,
         batch=setting.batch,
         device=setting.device,
         dtype=setting.dtype,
         dense_eager_ms=medians["eager"],
         dense_best=best,
         dense_best_ms=medians[best],
-        ms=statistics.median(steady),
-        ms_p20=fifth[0],
-        ms_p80=fifth[-1],
-        flush_ms=contender.ms[0],
-        speedup=statistics.median(ratios),
+        ms=statistics.median(contender.ms),
+        ms_p20=low,
+        ms_p80=high,
+        ms_pipelined=in_flight,
+        dense_pipelined_ms=dense_pipelined,
+        flush_ms=statistics.median(contender.flush_ms),
+        speedup=statistics.median(
+            dense / own for dense, own in zip(run.dense[best].ms, contender.ms, strict=True)
+        ),
+        speedup_pipelined=dense_pipelined / in_flight,
+        paper_ms=None if paper is None else statistics.median(paper.ms),
         macs_ratio=ratio,
-        feature_error=statistics.median(contender.error[WARM:]),
+        feature_error=statistics.median(contender.error),
         skip_every=every,
-        skip_error=statistics.median(stale),
-        peak_bytes=peak_of(lambda: contender.run(frame), frame.device),
-        dense_peak_bytes=peak_of(lambda: dense["eager"].run(frame), frame.device),
+        skip_ms=medians[best] / every,
+        skip_error=_skip_error(run.truth, every),
+        peak_bytes=peak_of(lambda: contender.run(frame), run.device) + contender.pool,
+        dense_peak_bytes=peak_of(lambda: run.dense["eager"].run(frame), run.device),
         state_bytes=stream.nbytes,
+        frames=setting.frames,
+        dense_ms={**run.trials.trial_ms, **medians},
+        notes=tuple(run.notes),
     )
 
 
-def state_needed(setting: Setting) -> int:
-    """Bytes of state of all streams of a run, before anything is built."""
-    made = subject(setting.model)
+def _unsteady(dense_ms: Sequence[float]) -> list[str]:
+    """A remark where the same dense work took very different times: something else was running."""
+    low, high = _fifths(dense_ms)
+    if high <= UNSTEADY * low:
+        return []
+    return [f"unsteady machine: dense eager took {low:.3g} to {high:.3g} ms a frame"]
+
+
+def _fifths(values: Sequence[float]) -> tuple[float, float]:
+    """The values below which a fifth and four fifths lie."""
+    if len(values) < 2:
+        return values[0], values[0]
+    cuts = statistics.quantiles(values, n=5)
+    return cuts[0], cuts[-1]
+
+
+def _skip_error(truth: dict[int, Tensor], every: int) -> float:
+    """Error of showing the output of every k-th frame until the next, over all k places to start.
+
+    A clip too short for that shows its first output throughout.
+    """
+    lags = [lag for lag in range(every) if lag < len(truth)]
+    by_lag = [
+        statistics.median(gap(truth[t - lag], truth[t]) for t in range(lag, len(truth)))
+        for lag in lags
+    ]
+    return statistics.mean(by_lag)
+
+
+def state_needed(setting: Setting) -> dict[str, int]:
+    """Bytes of state of all streams of a run by preset, before anything is built."""
     with torch.device("meta"):
-        model = made.make().to(getattr(torch, setting.dtype))
-    held = inspect(model, made.size).state_bytes
-    budgets = len(setting.r or (made.r,))
-    return setting.batch * budgets * sum(held[preset] for preset in setting.presets)
+        model = setting.subject.make(setting.pixels, setting.blocks).to(setting.torch_dtype)
+    held = inspect(model, setting.pixels).state_bytes
+    return {
+        preset: setting.batch * len(setting.budgets) * held[preset] for preset in setting.presets
+    }

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import threading
+import os
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import torch
-
-_STATUS = Path("/proc/self/statm")
-_PAGE = 4096
+from torch.profiler import ProfilerActivity, profile
 
 
 def peak_of(call: Callable[[], object], device: torch.device) -> int:
-    """Bytes in use at the peak of `call`, above those before it.
-
-    On CUDA the allocator tells. On the CPU the resident set is sampled from a second
-    thread, which misses spikes shorter than a millisecond.
-    """
+    """Bytes in use at the peak of `call`, above those before it, as the allocator counts them."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
@@ -25,24 +19,24 @@ def peak_of(call: Callable[[], object], device: torch.device) -> int:
         call()
         torch.cuda.synchronize(device)
         return int(torch.cuda.max_memory_allocated(device)) - before
-    before, peak, done = _resident(), [0], threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.001):
-            peak[0] = max(peak[0], _resident())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler greets on stderr otherwise
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         call()
-    finally:
-        done.set()
-        watcher.join()
-    return max(peak[0], _resident()) - before
+    results: Any = seen.profiler
+    events = [e for e in results.kineto_results.events() if e.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return int(peak)
 
 
-def _resident() -> int:
-    """Bytes resident; 0 where the system does not tell."""
-    if not _STATUS.exists():
+def graph_pool_bytes(device: torch.device) -> int:
+    """Bytes set aside for the private pools of CUDA graphs, which no peak of a call shows."""
+    if device.type != "cuda":
         return 0
-    return int(_STATUS.read_text().split()[1]) * _PAGE
+    return sum(
+        int(segment["total_size"])
+        for segment in torch.cuda.memory_snapshot()
+        if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
+    )

@@ -6,22 +6,25 @@ import csv
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import eventful
-from eventful.bench.measure import Row
+from eventful.bench.rows import Row
 
-ORIGIN = ("date", "device_name", "threads", "torch", "python", "eventful", "commit")
-COLUMNS = (*(f.name for f in fields(Row)), *ORIGIN)
+ORIGIN = ("date", "device_name", "threads", "torch", "cuda", "timm", "python", "eventful", "commit")
+COLUMNS = ("over", *(f.name for f in fields(Row)), *ORIGIN)
+
+Record = dict[str, str]  # one row as text, by column; "" where an older file has no such column
 
 
-def origin(device: str) -> dict[str, str]:
+def origin(device: str) -> Record:
     """Device, versions and commit of a measurement made now."""
     kind = torch.device(device)
     name = torch.cuda.get_device_name(kind) if kind.type == "cuda" else _cpu_name()
@@ -30,32 +33,87 @@ def origin(device: str) -> dict[str, str]:
         "device_name": name,
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
+        "timm": _version("timm"),
         "python": platform.python_version(),
         "eventful": eventful.__version__,
         "commit": _commit(),
     }
 
 
-def append(path: Path, rows: Sequence[Row], where: dict[str, str]) -> None:
-    """Add rows to a CSV file, which is made if it is not there."""
+def append(path: Path, rows: Sequence[Row], where: Mapping[str, str], over: str = "") -> None:
+    """Add rows to a CSV file, which is made if it is not there.
+
+    A file from before a column was added gets it, empty in the old rows.
+
+    Args:
+        where: their `origin`.
+        over: what a sweep varied.
+    """
+    kept = read(path) if path.exists() else []
+    known = [name for record in kept[:1] for name in record]
+    columns = [*COLUMNS, *(name for name in known if name not in COLUMNS)]
+    made = [{"over": over, **_as_text(row), **where} for row in rows]
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        for row in rows:
-            writer.writerow({**{k: _short(v) for k, v in asdict(row).items()}, **where})
+    draft = path.with_name(f".{path.name}.draft")  # an interruption must not cost the old rows
+    with draft.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows([*kept, *made])
+    draft.replace(path)
 
 
-def read(path: Path) -> list[dict[str, str]]:
+def read(path: Path) -> list[Record]:
     """All rows of a results file."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def _short(value: Any) -> Any:
-    return f"{value:.4g}" if isinstance(value, float) else value
+def read_all(folder: Path) -> tuple[list[Record], list[Record]]:
+    """The rows of all files of a folder, each measurement's latest: of runs, and of sweeps."""
+    records = [record for path in sorted(folder.glob("*.csv")) for record in read(path)]
+    latest: dict[tuple[str, ...], Record] = {}
+    for record in sorted(records, key=lambda record: record.get("date", "")):
+        latest[tuple(record.get(name, "") for name in _SAME)] = record
+    runs = [record for record in latest.values() if not record.get("over")]
+    return runs, [record for record in latest.values() if record.get("over")]
+
+
+# Two rows alike in these measure the same thing: the later one counts.
+_SAME = (
+    "over",
+    "model",
+    "preset",
+    "r",
+    "tokens",
+    "depth",
+    "batch",
+    "device",
+    "dtype",
+    "device_name",
+    "threads",
+)
+
+
+def _as_text(row: Row) -> Record:
+    return {name: _short(value) for name, value in asdict(row).items()}
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return " ".join(f"{name}={_short(entry)}" for name, entry in value.items())
+    if isinstance(value, tuple | list):
+        return "; ".join(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return ""
 
 
 def _cpu_name() -> str:

@@ -5,11 +5,13 @@ A command's work is imported inside its body, so `eventful --help` answers witho
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 app = typer.Typer(
     name="eventful",
@@ -25,6 +27,34 @@ data = typer.Typer(help="Look at datasets on disk.", no_args_is_help=True)
 app.add_typer(data, name="data")
 weights = typer.Typer(help="Published weights for this package's models.", no_args_is_help=True)
 app.add_typer(weights, name="weights")
+
+
+class RunUnlessNamed(TyperGroup):
+    """A group whose `run` is what happens when no command of it is named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `run` before what is no command."""
+        if not args or (args[0] not in self.commands and args[0] not in ("--help", "-h")):
+            args = ["run", *args]
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+
+bench = typer.Typer(
+    cls=RunUnlessNamed,
+    help="Time every preset beside the fastest dense path: `eventful bench MODEL...`.",
+    epilog="Options of a plain `eventful bench`: see `eventful bench run --help`.",
+)
+app.add_typer(bench, name="bench")
+
+
+class Axis(StrEnum):
+    """What a sweep varies."""
+
+    r = "r"
+    tokens = "tokens"
+    batch = "batch"
+    depth = "depth"
 
 
 class Dtype(StrEnum):
@@ -88,37 +118,67 @@ def demo(
     demo.run(frames, as_json, picture, model, size)
 
 
-@app.command()
-def bench(
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[MODEL]...", help="Names of benchmark models; --list shows them."),
-    ] = None,
-    preset: Annotated[
-        list[str] | None, typer.Option(help="Preset to measure; may be given several times.")
-    ] = None,
-    r: Annotated[
-        list[int] | None, typer.Option(min=0, help="Tokens to update; may be given several times.")
-    ] = None,
-    batch: Annotated[
-        list[int] | None, typer.Option(min=1, help="Streams stepped together.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
-    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = Dtype.float32,
-    frames: Annotated[int, typer.Option(min=4, help="Frames per run.")] = 12,
-    compiled: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Also measure torch.compile of dense.")
-    ] = True,
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[MODEL]...", help="Names of benchmark models; --list shows them."),
+]
+Presets = Annotated[
+    list[str] | None, typer.Option("--preset", help="Preset to measure; may be repeated.")
+]
+Budgets = Annotated[
+    list[int] | None, typer.Option("--r", min=0, help="Tokens to update; may be repeated.")
+]
+Batches = Annotated[
+    list[int] | None,
+    typer.Option("--batch", min=1, help="Streams stepped together; may be repeated."),
+]
+Devices = Annotated[
+    list[str] | None,
+    typer.Option("--device", help="cpu (the default), cuda, cuda:1, ...; may be repeated."),
+]
+Dtypes = Annotated[
+    list[Dtype] | None,
+    typer.Option("--dtype", help="Type of the weights, float32 by default; may be repeated."),
+]
+Frames = Annotated[
+    int | None,
+    typer.Option(min=2, help="Steady frames to time; usually 12 on a CPU, 40 on a GPU."),
+]
+Compiled = Annotated[
+    bool, typer.Option("--compile/--no-compile", help="Also measure torch.compile of dense.")
+]
+CompileMode = Annotated[
+    str,
+    typer.Option(
+        help="Mode of torch.compile; usually default on a CPU, max-autotune-no-cudagraphs on a GPU."
+    ),
+]
+Out = Annotated[Path | None, typer.Option(help="Append the rows to this CSV.", dir_okay=False)]
+
+
+@bench.command("run")
+def bench_run(
+    models: Models = None,
+    preset: Presets = None,
+    r: Budgets = None,
+    batch: Batches = None,
+    device: Devices = None,
+    dtype: Dtypes = None,
+    frames: Frames = None,
+    compiled: Compiled = True,
+    compile_mode: CompileMode = "",
     quick: Annotated[
         bool, typer.Option("--quick", help="A small model, under two minutes on two cores.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Append the rows to this CSV file.", dir_okay=False)
-    ] = None,
+    out: Out = None,
     show: Annotated[bool, typer.Option("--list", help="List the benchmark models.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Time every preset beside the fastest dense path, in turn on each frame of one run."""
+    """Time every preset beside every dense path, in turn on each frame of one run.
+
+    This is what `eventful bench` does when no other command is named.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings of the memory profiler
     from eventful.cli import bench
 
     if show:
@@ -129,13 +189,95 @@ def bench(
         presets=tuple(preset or ()),
         r=tuple(r or ()),
         batches=tuple(batch or (1,)),
-        device=device,
-        dtype=dtype.value,
-        frames=frames,
+        devices=tuple(device or ("cpu",)),
+        dtypes=tuple(kind.value for kind in dtype or (Dtype.float32,)),
+        frames=frames or 0,
         compiled=compiled,
+        compile_mode=compile_mode,
         quick=quick,
     )
     bench.run(plan, out, as_json)
+
+
+@bench.command("verify")
+def bench_verify(
+    models: Models = None,
+    preset: Presets = None,
+    r: Budgets = None,
+    batch: Batches = None,
+    device: Devices = None,
+    dtype: Dtypes = None,
+    as_json: Json = False,
+) -> None:
+    """Only check that what would be timed computes what it should; exit with 1 if not."""
+    from eventful.cli import bench
+
+    plan = bench.Plan(
+        models=tuple(models or ()),
+        presets=tuple(preset or ()),
+        r=tuple(r or ()),
+        batches=tuple(batch or (1,)),
+        devices=tuple(device or ("cpu",)),
+        dtypes=tuple(kind.value for kind in dtype or (Dtype.float32,)),
+    )
+    bench.verify(plan, as_json)
+
+
+@bench.command("sweep")
+def bench_sweep(
+    models: Models = None,
+    over: Annotated[
+        list[Axis] | None, typer.Option(help="What to vary; may be repeated. Default: all four.")
+    ] = None,
+    value: Annotated[
+        list[int] | None,
+        typer.Option(min=0, help="A value on the axis, with one --over; may be repeated."),
+    ] = None,
+    preset: Presets = None,
+    device: Devices = None,
+    dtype: Dtypes = None,
+    frames: Frames = None,
+    compiled: Compiled = True,
+    compile_mode: CompileMode = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Default: benchmarks/results/sweep-DEVICE.csv, where `plot` finds it.",
+            dir_okay=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """How cost grows with r, tokens, batch and depth, beside the dense line."""
+    from eventful.cli import bench
+
+    plan = bench.Plan(
+        models=tuple(models or ()),
+        presets=tuple(preset or ()),
+        devices=tuple(device or ("cpu",)),
+        dtypes=tuple(kind.value for kind in dtype or (Dtype.float32,)),
+        frames=frames or 0,
+        compiled=compiled,
+        compile_mode=compile_mode,
+    )
+    axes = tuple(axis.value for axis in over or tuple(Axis))
+    bench.sweep(plan, axes, tuple(value or ()), out, as_json)
+
+
+@bench.command("plot")
+def bench_plot(
+    results: Annotated[Path, typer.Option(help="Folder of the CSV files.")] = Path(
+        "benchmarks/results"
+    ),
+    docs: Annotated[
+        Path, typer.Option(help="Folder of benchmarks.md; pictures go to its images/.")
+    ] = Path("docs"),
+    readme: Annotated[Path, typer.Option(help="Page of the short table.")] = Path("README.md"),
+) -> None:
+    """Render pictures and tables from the results into the docs and the README."""
+    from eventful.cli import bench
+
+    bench.plot(results, docs, readme)
 
 
 @reproduce.command()

@@ -1,23 +1,32 @@
-"""`eventful bench`: what to measure, and how the rows are shown and kept."""
+"""`eventful bench`: what to measure, and how the rows are kept."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from eventful.bench.cases import SUBJECTS
-from eventful.bench.measure import Row, Setting, measure, state_needed
-from eventful.bench.results import append, origin
+from eventful.bench.measure import check, measure, state_needed
+from eventful.bench.results import append, origin, read_all
+from eventful.bench.rows import Row, Setting
+from eventful.bench.sweep import points
+from eventful.cli import bench_tables
 from eventful.config import PRESETS
-from eventful.errors import ConfigError, UnsupportedError
+from eventful.errors import ConfigError, ParityError, UnsupportedError
 
-QUICK = {"models": ("vit-s-576",), "presets": ("fast", "exact", "paper")}
-DEFAULT = {"models": ("vitdet-b-672",), "presets": ("fast", "exact", "paper")}
+USUAL = {"cpu": "vitdet-b-672", "cuda": "vit-b-4096"}
+SWEPT = {"cpu": "vit-s-576", "cuda": "vit-b-4096"}
+QUICK = "vit-s-576"
+TIMED = {"cpu": 12, "cuda": 40}  # steady frames
+COMPARED = ("fast", "exact", "paper")
+RESULTS = Path("benchmarks/results")
 
 
 @dataclass(frozen=True)
@@ -28,76 +37,108 @@ class Plan:
     presets: tuple[str, ...] = ()
     r: tuple[int, ...] = ()
     batches: tuple[int, ...] = (1,)
-    device: str = "cpu"
-    dtype: str = "float32"
-    frames: int = 12
+    devices: tuple[str, ...] = ("cpu",)
+    dtypes: tuple[str, ...] = ("float32",)
+    frames: int = 0
     compiled: bool = True
+    compile_mode: str = ""
     quick: bool = False
 
-    def settings(self) -> Iterator[Setting]:
-        """One run per model and batch size; presets and budgets meet within a run."""
-        usual = QUICK if self.quick else DEFAULT
-        presets = self.presets or usual["presets"]
-        for preset in presets:
-            if preset not in PRESETS:
-                known = ", ".join(PRESETS)
-                raise ConfigError(f"There is no preset {preset!r}; there are {known}.")
-        for model in self.models or usual["models"]:
-            for batch in self.batches:
-                yield Setting(
-                    model=model,
-                    presets=presets,
-                    r=self.r,
-                    batch=batch,
-                    device=self.device,
-                    dtype=self.dtype,
-                    frames=self.frames,
-                    compiled=self.compiled and not self.quick,
-                )
+    def settings(self, usual: dict[str, str] = USUAL) -> Iterator[Setting]:
+        """One run per model, device, dtype and batch; presets and budgets meet within a run."""
+        for device in self.devices:
+            kind = _checked_device(device)
+            named = self.models or ((QUICK,) if self.quick else (usual[kind],))
+            for model in named:
+                for dtype in self.dtypes:
+                    for batch in self.batches:
+                        yield _fitting(
+                            Setting(
+                                model=model,
+                                presets=_checked_presets(self.presets) or COMPARED,
+                                r=self.r,
+                                batch=batch,
+                                device=device,
+                                dtype=dtype,
+                                frames=self.frames or (8 if self.quick else TIMED[kind]),
+                                compiled=self.compiled,
+                                compile_mode=self.compile_mode,
+                            ),
+                            free_to_drop=() if self.presets else ("paper",),
+                        )
 
 
 def run(plan: Plan, out: Path | None, as_json: bool) -> None:
     """Measure, print, and append to `out`."""
-    if plan.device.startswith("cuda") and not torch.cuda.is_available():
-        raise UnsupportedError(
-            "No CUDA device here (`eventful doctor`); measure with --device cpu."
-        )
-    rows: list[Row] = []
+    made = []
     for setting in list(plan.settings()):
-        _check_memory(setting)
-        made = _measure(setting, quiet=as_json)
-        rows += made
+        rows = _measure(setting)
+        where = origin(setting.device)
+        made.append((rows, where))
         if out is not None:  # after each run: an interrupted benchmark keeps what it has
-            append(out, made, origin(setting.device))
+            append(out, rows, where)
+    _report(made, out, as_json)
+
+
+def sweep(
+    plan: Plan, over: tuple[str, ...], values: tuple[int, ...], out: Path | None, as_json: bool
+) -> None:
+    """Vary one quantity after another; rows go to `sweep-<device>.csv` unless `out` is given."""
+    if values and len(over) > 1:
+        raise ConfigError("--value belongs to one axis: give --over once with it.")
+    presets = plan.presets or ("fast", "exact")
+    made, files = [], set()
+    for base in list(replace(plan, presets=presets).settings(SWEPT)):
+        path = out or RESULTS / f"sweep-{torch.device(base.device).type}.csv"
+        for axis in over:
+            for setting in points(axis, base, values):
+                try:
+                    rows = _measure(_fitting(setting, ()))
+                except UnsupportedError as error:  # the last points may not fit; the rest counts
+                    print(f"left out: {error}", file=sys.stderr)
+                    continue
+                where = origin(setting.device)
+                made.append((rows, where))
+                append(path, rows, where, over=axis)
+                files.add(str(path))
+    _report(made, ", ".join(sorted(files)), as_json)
+
+
+def verify(plan: Plan, as_json: bool) -> None:
+    """Only the parity checks that precede every measurement."""
+    settings = list(plan.settings())
+    for setting in settings:
+        with _refusing(), _progress(setting) as tick:
+            check(setting, tick)
+    names = [
+        {"model": s.model, "presets": s.presets, "device": s.device, "dtype": s.dtype}
+        for s in settings
+    ]
     if as_json:
-        where = origin(plan.device)
-        print(json.dumps([{**asdict(row), **where} for row in rows], indent=2))
+        print(json.dumps(names, indent=2))
     else:
-        _show(rows, out)
+        for name in names:
+            print(f"{name['model']}, {', '.join(name['presets'])}, {name['dtype']}: in parity")
 
 
-def _check_memory(setting: Setting) -> None:
-    """Refuse what would not fit, before an hour is spent on it."""
-    needed = state_needed(setting)
-    if setting.device.startswith("cuda"):
-        free = torch.cuda.mem_get_info(torch.device(setting.device))[0]
-    else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > 0.9 * free:
+def plot(results: Path, docs: Path, readme: Path) -> None:
+    """Render pictures and tables from the CSV files into the docs and the README."""
+    from eventful.bench import plots, tables
+
+    if not results.is_dir() or not any(results.glob("*.csv")):
         raise UnsupportedError(
-            f"{setting.model} with {', '.join(setting.presets)} at batch {setting.batch} keeps "
-            f"{needed / 1e9:.1f} GB of state, {free / 1e9:.1f} GB are free. Measure fewer presets "
-            "(--preset) or a smaller model at a time."
+            f"There are no results in {results}: measure with `eventful bench --out "
+            f"{results}/NAME.csv`, or name another folder with --results."
         )
-
-
-def _measure(setting: Setting, *, quiet: bool) -> list[Row]:
-    if quiet:
-        return measure(setting)
-    from rich.console import Console
-
-    with Console().status(setting.model) as status:
-        return measure(setting, lambda what: status.update(f"{setting.model}: {what}"))
+    runs, swept = read_all(results)
+    made = plots.render(runs, swept, docs / "images")
+    page = docs / "benchmarks.md"
+    growth = [path for path in made if path.stem.startswith("growth-")]
+    tables.put(page, tables.full(runs))
+    tables.put(page, tables.pictures(growth, page), "growth")
+    tables.put(readme, tables.short(runs))
+    for path in (*made, page, readme):
+        print(f"wrote {path}")
 
 
 def show_models() -> None:
@@ -106,42 +147,92 @@ def show_models() -> None:
         print(f"{name:16} {made.about}, r = {made.r} by default")
 
 
-def _by_run(rows: Sequence[Row]) -> dict[tuple[str, int], list[Row]]:
-    runs: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        runs.setdefault((row.model, row.batch), []).append(row)
-    return runs
+def _report(
+    made: list[tuple[list[Row], dict[str, str]]], out: Path | str | None, as_json: bool
+) -> None:
+    if as_json:
+        print(json.dumps([{**asdict(row), **where} for rows, where in made for row in rows]))
+    else:
+        bench_tables.show([row for rows, _ in made for row in rows], out)
 
 
-def _show(rows: Sequence[Row], out: Path | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    for (model, batch), run_rows in _by_run(rows).items():
-        first = run_rows[0]
-        table = Table(
-            title=f"{model}, {first.tokens} tokens, batch {batch}, {first.dtype} on {first.device}",
-            caption=f"dense at its best: {first.dense_best_ms:.3g} ms ({first.dense_best})",
+def _checked_device(device: str) -> str:
+    kind = device.partition(":")[0]
+    if kind not in USUAL:
+        raise UnsupportedError(f"There is no way to time {device!r}; give --device cpu or cuda.")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedError(
+            "No CUDA device here (`eventful doctor`); measure with --device cpu."
         )
-        table.add_column("preset")
-        for title in ("r", "speed-up", "fewer operations", "error", "skip error", "state"):
-            table.add_column(title, justify="right")
-        for row in run_rows:
-            table.add_row(
-                row.preset,
-                str(row.r),
-                f"{row.speedup:.2f}x",
-                f"{1 / row.macs_ratio:.1f}x",
-                f"{row.feature_error:.3f}",
-                f"{row.skip_error:.3f}",
-                f"{row.state_bytes / 1e6:,.0f} MB",
-            )
-        console.print(table)
-    console.print(
-        "Medians over steady frames, every contender in turn on each frame. Speed-up: against the "
-        "fastest dense path. Error: of the output against dense; skip error: of the dense model on "
-        "every k-th frame, at equal operations."
+    return kind
+
+
+def _checked_presets(presets: tuple[str, ...]) -> tuple[str, ...]:
+    for preset in presets:
+        if preset not in PRESETS:
+            raise ConfigError(f"There is no preset {preset!r}; there are {', '.join(PRESETS)}.")
+    return presets
+
+
+def _fitting(setting: Setting, free_to_drop: tuple[str, ...]) -> Setting:
+    """Refuse what would not fit, before an hour is spent on it.
+
+    Args:
+        free_to_drop: presets that nobody asked for by name; left out if they do not fit.
+    """
+    needed = state_needed(setting)
+    if setting.device.startswith("cuda"):
+        free = torch.cuda.mem_get_info(torch.device(setting.device))[0]
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total = sum(needed.values())
+    if total <= 0.9 * free:
+        return setting
+    for preset in free_to_drop:
+        if total - needed.pop(preset) <= 0.9 * free:
+            note = f"{preset} left out: too much state"
+            return replace(setting, presets=tuple(needed), notes=(*setting.notes, note))
+    raise UnsupportedError(
+        f"{setting.model} with {', '.join(setting.presets)} at batch {setting.batch} keeps "
+        f"{total / 1e9:.1f} GB of state, {free / 1e9:.1f} GB are free. Measure fewer presets "
+        "(--preset) or budgets (--r) at a time, or a smaller model."
     )
-    if out is not None:
-        console.print(f"Rows appended to {out}")
+
+
+def _measure(setting: Setting) -> list[Row]:
+    with _refusing(), _progress(setting) as tick:
+        return measure(setting, tick)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """A wrong result is no misuse of the command: it ends with 1, not with 2."""
+    try:
+        yield
+    except ParityError as error:
+        print(str(error), file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+@contextmanager
+def _progress(setting: Setting) -> Iterator[Callable[[str], None]]:
+    """Where a run stands, on stderr: a line that changes, or plain lines where there is no screen.
+
+    Frames go by too fast for plain lines.
+    """
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    name = f"{setting.model}, batch {setting.batch}, {setting.dtype} on {setting.device}"
+    if console.is_terminal:
+        with console.status(name) as status:
+            yield lambda what: status.update(f"{name}: {what}")
+        return
+    said: set[str] = set()
+
+    def say(what: str) -> None:
+        if not what.startswith("frame ") and what not in said:
+            said.add(what)
+            print(f"{name}: {what}", file=sys.stderr, flush=True)
+
+    yield say

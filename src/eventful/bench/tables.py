@@ -1,0 +1,194 @@
+"""Results as Markdown, put between the markers of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from eventful.bench.results import Record
+from eventful.errors import UnsupportedError
+
+_ORDER = ("fast", "exact", "paper", "tokenwise", "stgt")
+_SHORT_DTYPE = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def put(page: Path, text: str, name: str = "bench") -> None:
+    """Replace what stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`."""
+    begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
+    old = page.read_text() if page.exists() else ""
+    before, found_begin, rest = old.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise UnsupportedError(
+            f"{page} has no lines {begin.strip()} and {end}: add them where the table belongs, or "
+            "run from the root of the repository."
+        )
+    page.write_text(f"{before}{begin}\n{text.strip()}\n\n{end}{after}")
+
+
+def full(records: Sequence[Record]) -> str:
+    """Every row, by machine."""
+    parts = []
+    for where, group in by_machine(records).items():
+        versions = sorted({f"torch {record['torch']}" for record in group})
+        parts += [f"### {where}", "", f"*{', '.join(versions)}*", ""]
+        parts += [_table(group, _FULL), ""]
+    return "\n".join(parts)
+
+
+def short(records: Sequence[Record]) -> str:
+    """The rows of `fast` and `exact`, in few columns."""
+    wanted = [record for record in records if record["preset"] in ("fast", "exact")]
+    parts = []
+    for where, group in by_machine(wanted).items():
+        parts += [f"**{where}**", "", _table(group, _SHORT), ""]
+    return "\n".join(parts)
+
+
+def pictures(paths: Sequence[Path], page: Path) -> str:
+    """Links from a page to its pictures of growth."""
+    lines = []
+    for path in paths:
+        lines += [f"![{caption(path)}]({path.relative_to(page.parent).as_posix()})", ""]
+    return "\n".join(lines) or "*No sweep is recorded yet: `eventful bench sweep`.*"
+
+
+def caption(path: Path) -> str:
+    """What a picture of growth shows, from its name."""
+    return f"How time grows: {path.stem.removeprefix('growth-')}"
+
+
+def by_machine(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Rows by the machine they come from, GPUs first, each group in order of model and preset."""
+    groups: dict[str, list[Record]] = {}
+    ordered = sorted(records, key=lambda record: (record["device"] == "cpu", *_place(record)))
+    for record in ordered:
+        groups.setdefault(machine(record), []).append(record)
+    return groups
+
+
+def machine(record: Record) -> str:
+    """The device, and for a CPU its threads."""
+    threads = f", {record['threads']} threads" if record["device"] == "cpu" else ""
+    return f"{record['device_name']}{threads}"
+
+
+def _place(record: Record) -> tuple[object, ...]:
+    preset = record["preset"]
+    return (
+        machine(record),
+        record["model"],
+        record["dtype"],
+        int(record["batch"]),
+        int(record["depth"] or 0),
+        int(record["r"]),
+        _ORDER.index(preset) if preset in _ORDER else len(_ORDER),
+    )
+
+
+def _table(records: Sequence[Record], columns: dict[str, Callable[[Record], str]]) -> str:
+    lines = [
+        f"| {' | '.join(columns)} |",
+        f"|{'|'.join('---' if name in _TEXT else '--:' for name in columns)}|",
+    ]
+    lines += [
+        f"| {' | '.join(show(record) or '–' for show in columns.values())} |" for record in records
+    ]
+    return "\n".join(lines)
+
+
+def number(record: Record, name: str) -> float | None:
+    """A value of a row; None where the file has none."""
+    text = record.get(name) or ""
+    return float(text) if text else None
+
+
+def _ms(name: str) -> Callable[[Record], str]:
+    def show(record: Record) -> str:
+        value = number(record, name)
+        if value is None:
+            return ""
+        return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+    return show
+
+
+def _times(name: str) -> Callable[[Record], str]:
+    def show(record: Record) -> str:
+        value = number(record, name)
+        return "" if value is None else f"{value:.2f}x"
+
+    return show
+
+
+def _bytes(name: str) -> Callable[[Record], str]:
+    def show(record: Record) -> str:
+        value = number(record, name)
+        return "" if value is None else f"{value / 1e6:,.0f} MB"
+
+    return show
+
+
+def _plain(name: str) -> Callable[[Record], str]:
+    return lambda record: record.get(name) or ""
+
+
+def _fewer_operations(record: Record) -> str:
+    ratio = number(record, "macs_ratio")
+    return f"{1 / ratio:.1f}x" if ratio else ""
+
+
+def _dense(record: Record) -> str:
+    return f"{_ms('dense_best_ms')(record)} ({record['dense_best']})"
+
+
+def _speedup(record: Record) -> str:
+    return f"**{_times('speedup')(record)}**"
+
+
+def _shape(record: Record) -> str:
+    return f"{record['r']} / {record['tokens']}"
+
+
+def _error(name: str) -> Callable[[Record], str]:
+    def show(record: Record) -> str:
+        value = number(record, name)
+        return "" if value is None else f"{value:.3f}"
+
+    return show
+
+
+def _skipping(record: Record) -> str:
+    error = _error("skip_error")(record)
+    return f"{error} (every {record['skip_every']})" if error else ""
+
+
+def _dtype(record: Record) -> str:
+    return _SHORT_DTYPE.get(record["dtype"], record["dtype"])
+
+
+_TEXT = {"model", "type", "preset", "dense at its best", "commit"}
+_SHORT: dict[str, Callable[[Record], str]] = {
+    "model": _plain("model"),
+    "type": _dtype,
+    "streams": _plain("batch"),
+    "r / tokens": _shape,
+    "preset": _plain("preset"),
+    "dense at its best": _dense,
+    "eventful": _ms("ms"),
+    "speed-up": _speedup,
+    "fewer operations": _fewer_operations,
+}
+_FULL: dict[str, Callable[[Record], str]] = {
+    **_SHORT,
+    "pipelined": _times("speedup_pipelined"),
+    "dense eager": _ms("dense_eager_ms"),
+    "paper": _ms("paper_ms"),
+    "flush": _ms("flush_ms"),
+    "error": _error("feature_error"),
+    "skipping": _skipping,
+    "peak": _bytes("peak_bytes"),
+    "dense peak": _bytes("dense_peak_bytes"),
+    "state": _bytes("state_bytes"),
+    "commit": _plain("commit"),
+}

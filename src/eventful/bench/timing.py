@@ -1,0 +1,51 @@
+"""Time of one call, of calls in flight together, and of several contenders in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Forward = Callable[[Tensor], Tensor]
+Item = TypeVar("Item")
+
+
+def timed(run: Forward, frame: Tensor) -> tuple[Tensor, float]:
+    """One call and its milliseconds by the wall clock, from an idle device to an idle device."""
+    wait(frame.device)
+    began = time.perf_counter()
+    output = run(frame)
+    wait(frame.device)
+    return output, (time.perf_counter() - began) * 1000
+
+
+def pipelined(run: Forward, frames: Sequence[Tensor]) -> float:
+    """Milliseconds per frame when all frames are handed over before anything is waited for."""
+    device = frames[0].device
+    wait(device)
+    began = time.perf_counter()
+    for frame in frames:
+        run(frame)
+    wait(device)
+    return (time.perf_counter() - began) * 1000 / len(frames)
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done all it was given; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def in_turn(items: Sequence[Item], turn: int) -> Iterator[Item]:
+    """All items, each turn beginning with another, so that none always follows the same one."""
+    for place in range(len(items)):
+        yield items[(turn + place) % len(items)]
+
+
+def gap(got: Tensor, expected: Tensor) -> float:
+    """Relative error, of all values together."""
+    wanted = expected.float()
+    return float((got.float() - wanted).norm() / wanted.norm())

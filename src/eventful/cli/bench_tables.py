@@ -1,0 +1,81 @@
+"""Measured rows on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from eventful.bench.rows import Row
+
+LEGEND = (
+    "Medians over steady frames, every contender in turn on each frame. Speed-up: against the "
+    "fastest dense path; pipelined: with several frames in flight. Ops: operations. "
+    "Error: of the output against dense; skip: the same of the dense model on every k-th frame, "
+    "at equal operations."
+)
+
+
+def show(rows: Sequence[Row], out: Path | str | None) -> None:
+    """A table for each run, with what every dense path took."""
+    console = Console()
+    for run in _by_run(rows):
+        console.print(_table(run))
+        for note in run[0].notes:
+            console.print(f"[dim]{note}[/]")
+    console.print(LEGEND)
+    if out:
+        console.print(f"Rows appended to {out}")
+
+
+def _by_run(rows: Sequence[Row]) -> list[list[Row]]:
+    runs: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        key = (row.model, row.tokens, row.depth, row.batch, row.device, row.dtype)
+        runs.setdefault(key, []).append(row)
+    return list(runs.values())
+
+
+def _table(run: Sequence[Row]) -> Table:
+    first = run[0]
+    paths = ", ".join(f"{name} {_ms(ms)} ms" for name, ms in first.dense_ms.items())
+    table = Table(
+        title=f"{first.model}, {first.tokens} tokens, {first.depth} blocks, batch {first.batch}, "
+        f"{first.dtype} on {first.device}",
+        caption=f"dense: {paths}; best: {first.dense_best}",
+        box=box.SIMPLE,
+        pad_edge=False,
+    )
+    columns = _columns(first.device)
+    for title in columns:
+        table.add_column(title, justify="left" if title == "preset" else "right", no_wrap=True)
+    for row in run:
+        table.add_row(*(show(row) for show in columns.values()))
+    return table
+
+
+def _columns(device: str) -> dict[str, Callable[[Row], str]]:
+    """What fits a screen; the rest is in the CSV and the JSON."""
+    columns: dict[str, Callable[[Row], str]] = {
+        "preset": lambda row: row.preset,
+        "r": lambda row: str(row.r),
+        "ms": lambda row: _ms(row.ms),
+        "speed-up": lambda row: f"{row.speedup:.2f}x",
+    }
+    if device != "cpu":  # where nothing is in flight it says the same again
+        columns["pipelined"] = lambda row: f"{row.speedup_pipelined:.2f}x"
+    return {
+        **columns,
+        "fewer ops": lambda row: f"{1 / row.macs_ratio:.1f}x",
+        "flush": lambda row: _ms(row.flush_ms),
+        "error": lambda row: f"{row.feature_error:.3f}",
+        "skip": lambda row: f"{row.skip_error:.3f}",
+        "state": lambda row: f"{row.state_bytes / 1e6:,.0f} MB",
+    }
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
