@@ -30,7 +30,7 @@ def graph_dense(model, frame):
 for name,batch,preset,r in [a.split(",") for a in sys.argv[1].split(";")]:
     batch,r=int(batch),int(r)
     sub=cases.subject(name); torch.manual_seed(0)
-    model=sub.make().to("cuda",torch.bfloat16)
+    model=sub.make(sub.size,sub.depth).to("cuda",torch.bfloat16)
     frames=clips(sub.size,batch,8,torch.bfloat16)
     row={}
     try:
@@ -70,3 +70,25 @@ for name,batch,preset,r in [a.split(",") for a in sys.argv[1].split(";")]:
         for e in rows[:22]: print("   %8.1f us/frame x%5.1f  %s"%(e.self_device_time_total/4,e.count/4,e.key[:90]))
     del st,conv,model
     torch.cuda.empty_cache()
+
+if "tune" in sys.argv:
+    sys.path.insert(0,"benchmarks")
+    from kernels import replayed
+    from eventful import ops
+    from eventful.ops.triton import windows as W
+    torch.manual_seed(0)
+    k,v=(torch.randn(1,4096,768,device="cuda",dtype=torch.bfloat16) for _ in range(2))
+    q=torch.randn(1,512,768,device="cuda",dtype=torch.bfloat16)
+    y,x=torch.meshgrid(torch.arange(20),torch.arange(20),indexing="ij"); sq=((y+10)*64+x+10).flatten()
+    rest=torch.randperm(4096)[:112]; idx=torch.unique(torch.cat([sq,rest]))
+    idx=torch.cat([idx,idx[:1].expand(512-len(idx))])[None].cuda()
+    pl=W.places_of(idx,4096); g=ops.WindowGrid((64,64),(14,14))
+    qh,kh,vh=(ops.split_heads(t,12) for t in (q,k,v)); rel=tuple(torch.randn(1,512,12,14,device="cuda",dtype=torch.bfloat16) for _ in range(2)); pad=(k[0,0],v[0,0])
+    for rows in (16,32,64):
+        for lanes in (32,64,128,256):
+            for warps in (2,4,8):
+                for st in (1,2,3):
+                    if rows==16 and warps>4: continue
+                    try: t=replayed(lambda: W.attend_windows(qh,kh,vh,.125,g,idx,rel,pad,None,pl,rows=rows,lanes=lanes,warps=warps,stages=st),10)
+                    except Exception as e: continue
+                    print("%7.2f windows rows=%d lanes=%d warps=%d stages=%d"%(t,rows,lanes,warps,st))

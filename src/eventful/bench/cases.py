@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from eventful.adapters import libraries
 from eventful.errors import UnsupportedError
+from eventful.models.vitdet import BackboneConfig, ViTDetBackbone
 
 
 @dataclass(frozen=True)
@@ -42,23 +43,18 @@ def _vitdet(size: int, depth: int) -> nn.Module:
 
     At 12 blocks, 8 are windowed and 4 global.
     """
-    timm = libraries.load("timm.models.vision_transformer_sam")
-    model: nn.Module = timm.VisionTransformerSAM(
-        img_size=size,
-        patch_size=16,
-        embed_dim=768,
+    config = BackboneConfig(
+        size=size,
+        trained_size=size,  # no table needs resizing, so that only the blocks are measured
+        pretrained_grid=size // 16,
         depth=depth,
-        num_heads=12,
-        window_size=14,
-        global_attn_indexes=tuple(range(2, depth, 3)),
-        use_rel_pos=True,
-        num_classes=0,
+        global_blocks=tuple(range(2, depth, 3)),
+        rel_pos_resize="linear",
     )
+    model = ViTDetBackbone(config)
     for name, parameter in model.named_parameters():
         if "rel_pos" in name:
             nn.init.normal_(parameter, std=0.1)
-    model.neck = nn.Identity()  # the necks and heads of detectors are the same for all contenders
-    model.head = nn.Identity()
     return model.eval()
 
 
