@@ -37,7 +37,8 @@ def run_block(spec: BlockSpec, step: Step, x: Tensor, positions: Any = None) -> 
         _check_layout(spec, step, x)
     result = _GATINGS[step.config.gating](spec, step, x, positions)
     if spec.last and step.resident is not None:
-        step.resident.sound.copy_(torch.isfinite(result).flatten(1).all(dim=1))
+        total = result.flatten(1).sum(dim=1, dtype=torch.float32)  # one pass finds NaN and Inf
+        step.resident.sound.copy_(total.isfinite())
     elif spec.last and not torch.isfinite(result).all():
         raise NonFiniteError(
             "NaN or Inf arose inside the model. The stream is as it was before this frame; check "
@@ -135,13 +136,17 @@ def _block(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
 
 def _frame(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
     """One gate per frame; the selected tokens run through all blocks, then patch the output."""
+    tokens = None
     if spec.first:
-        gated = spec.norm1(x) if step.config.gate == "after-norm" else x
-        chosen = choose(step, spec, "frame", gated)
+        if step.config.gate == "after-norm":
+            chosen = choose(step, spec, "frame", spec.norm1(x))
+        else:
+            _, chosen, tokens = gate(step, spec, "frame", x)
         step.selections[spec.trunk] = chosen
         step.record.frame_gates.append((x.shape[1], spec.dim))
     chosen = step.selections[spec.trunk]
-    tokens = x if spec.trunk in step.compact else chosen.gather(x)
+    if tokens is None:
+        tokens = x if spec.trunk in step.compact else chosen.gather(x)
     tokens = _whole(spec, step, tokens, chosen, positions)
     slot, seen = spec.slot("output"), _seen(spec, step)
     if seen and slot not in step.state and not step.flush_all:

@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from eventful.config import Config
 from eventful.counting import BlockShape
-
-SAMPLE = 512  # tokens whose last values a noise-measuring policy keeps at each gate
-
-
-def sample(tokens: Tensor) -> Tensor:
-    """Every k-th token of (B, N, D), evenly spread, at most SAMPLE of them."""
-    count = tokens.shape[1]
-    if count <= SAMPLE:
-        return tokens
-    return tokens[:, torch.arange(SAMPLE, device=tokens.device) * count // SAMPLE]
+from eventful.ops import SAMPLE
 
 
 def state_bytes(shapes: Sequence[BlockShape], config: Config, dtype: torch.dtype) -> int:

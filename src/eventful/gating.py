@@ -9,7 +9,7 @@ from torch import Tensor
 
 from eventful import ops, resident
 from eventful.errors import ConfigError, NonFiniteError
-from eventful.footprint import sample
+from eventful.ops import sample
 from eventful.policies import GateContext, refresh_period, running, select_by_stream
 from eventful.selection import Selection
 from eventful.spec import BlockSpec
@@ -104,7 +104,7 @@ def _flush_on_cut(step: Step, gate: str, errors: dict[float, Tensor]) -> None:
     if level is not None:
         jumped = (error > cut.factor * level[:, None]).float().mean(dim=-1) > cut.fraction
         step.flush((jumped & ~level.isnan()).tolist())
-    now = running(level, error.median(dim=-1).values, cut.momentum)
+    now = running(level, sample(error).median(dim=-1).values, cut.momentum)
     before = torch.full_like(now, torch.nan) if level is None else level
     step.state.fill(slot, torch.where(fresh, before, now), owned=True)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eventful import ops
-from eventful.footprint import sample
+from eventful.ops import sample
 from eventful.policies import NoiseThreshold, memory_scope, refresh_period
 from eventful.selection import Selection
 from eventful.slots import SlotState
@@ -50,10 +50,10 @@ def gate(
     norm: Any = None,
     update: str | None = None,
 ) -> tuple[Tensor, Selection, Tensor]:
-    """See `gating.gate`. Without a norm, `x` is a memory (S, N, D), read at the streams' slots."""
+    """See `gating.gate`. At a projection, `x` is a memory (S, N, D) read at the streams' slots."""
     resident, state = _parts(step)
     slots, name = _slots(state), spec.gate_name(kind)
-    leading, stored = spec.first and kind == "qkv", kind == "projection"
+    leading, stored = spec.first and kind in ("qkv", "frame"), kind == "projection"
     after = step.config.gate == "after-norm" and norm is not None
     before = None if update is None else state.raw(update)
     numbers = ops.LayerNorm(norm.weight, norm.bias, norm.eps) if is_layer_norm(norm) else None

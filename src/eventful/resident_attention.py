@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from eventful import ops
 from eventful.attention import QKV, GlobalAttention
 from eventful.slots import SlotState
 
-REBASED = 64  # rows recomputed for their condition in one step, the worst first
+REBASED = 64  # rows recomputed for their condition in one step; others wait for the next
 
 
 def query(attention: GlobalAttention, qkv: QKV) -> tuple[Tensor, Tensor | None]:
@@ -44,28 +43,13 @@ def exact(attention: GlobalAttention, qkv: QKV) -> tuple[Tensor, Tensor | None]:
     assert chosen.count is not None
     assert chosen.places is not None
     picked = ops.Picked(chosen.index, chosen.count, chosen.places)
-    beyond = ops.exchange_(
-        memory, qkv[1], qkv[2], picked, spec.scale, step.config.rebase, state.slots
-    )
+    lost, many = ops.exchange_(
+        memory, qkv[1], qkv[2], picked, spec.scale, step.config.rebase, state.slots,
+        min(REBASED, chosen.tokens),
+    )  # fmt: skip
     state.write_all(buffers, chosen)
-    lost = _lost(attention, beyond)
-    both = ((chosen.index, chosen.count), (lost.index, lost.count))
-    ops.recompute_(memory, both, spec.scale, state.slots)
-    return memory.out, lost.count
-
-
-def _lost(attention: GlobalAttention, beyond: Tensor) -> ops.Picked:
-    """The rows furthest beyond their limit; what is left over waits for the next frame."""
-    batch, tokens = beyond.shape
-    level, cap, unread = attention.step.shared(
-        "rows beyond their limit",
-        lambda: (
-            torch.ones(batch, device=beyond.device),
-            torch.full((batch,), min(REBASED, tokens), device=beyond.device),
-            torch.zeros(batch, 3, dtype=torch.int32, device=beyond.device),
-        ),
-    )
-    return ops.pick(beyond, ops.PickRule(level, cap, leading=False), min(REBASED, tokens), unread)
+    ops.recompute_(memory, ((chosen.index, chosen.count), (lost, many)), spec.scale, state.slots)
+    return memory.out, many.clamp_max(REBASED)
 
 
 RESIDENT_RULES: dict[str, Callable[[GlobalAttention, QKV], tuple[Tensor, Tensor | None]]] = {

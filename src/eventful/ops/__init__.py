@@ -2,6 +2,7 @@
 
 from eventful.ops import reference as _reference
 from eventful.ops.reference import (
+    SAMPLE,
     ExactMemory,
     LayerNorm,
     Picked,
@@ -13,6 +14,7 @@ from eventful.ops.reference import (
     join_heads,
     logits,
     merge_partial,
+    sample,
     scatter_,
     split_heads,
     wanted_tokens,
@@ -37,6 +39,7 @@ write_rows_ = operation(_reference.write_rows_)
 
 __all__ = [
     "BACKENDS",
+    "SAMPLE",
     "ExactMemory",
     "LayerNorm",
     "PickRule",
@@ -62,6 +65,7 @@ __all__ = [
     "pick",
     "recompute_",
     "relative_logits",
+    "sample",
     "scatter_",
     "split_heads",
     "take_slots",

@@ -22,7 +22,15 @@ from eventful.ops.reference.exact import (
     gate_rows,
     recompute_,
 )
-from eventful.ops.reference.gates import Picked, PickRule, error_norm, pick, wanted_tokens
+from eventful.ops.reference.gates import (
+    SAMPLE,
+    Picked,
+    PickRule,
+    error_norm,
+    pick,
+    sample,
+    wanted_tokens,
+)
 from eventful.ops.reference.rows import (
     add_norm,
     gather,
@@ -36,6 +44,7 @@ from eventful.ops.reference.rows import (
 from eventful.ops.reference.windows import WindowGrid, WindowMap, attend_windows, window_map
 
 __all__ = [
+    "SAMPLE",
     "ExactMemory",
     "LayerNorm",
     "PickRule",
@@ -59,6 +68,7 @@ __all__ = [
     "pick",
     "recompute_",
     "relative_logits",
+    "sample",
     "scatter_",
     "split_heads",
     "take_slots",

@@ -113,17 +113,20 @@ def exchange_(
     scale: float,
     rebase: float,
     slots: Tensor,
-) -> Tensor:
+    width: int,
+) -> tuple[Tensor, Tensor]:
     """Swap the share of the changed keys in the rows of queries that did not change.
 
     Called while `memory` still holds the old keys and values.
 
     Args:
         keys, values: (B, M, H*d) as they are now.
+        rebase: condition beyond which a row must be recomputed, or twice a fresh row's.
+        width: R.
 
     Returns:
-        (B, N) how far each row's condition is beyond its limit: rows above 1 must be
-        recomputed. 0 for rows of changed queries.
+        Rows that must be recomputed, (B, R) in any order, and how many there are, (B,): where
+        they are more than R, the others wait for the next step.
     """
     heads, index = memory.heads, picked.index
 
@@ -154,8 +157,9 @@ def exchange_(
     memory.condition.index_copy_(0, slots, condition.transpose(1, 2).contiguous())
     # A fresh row starts at 1 + |L|, so the limit must lie above that, or it would never rest.
     limit = (2 * (1 + lse.abs())).clamp_min(rebase)
-    beyond = (condition / limit).amax(dim=1).clamp_max(1e30)
-    return beyond.masked_fill(stays[:, 0], 0.0)
+    beyond = (condition / limit).amax(dim=1).masked_fill(stays[:, 0], 0.0)
+    worst = beyond.argsort(dim=-1, descending=True, stable=True)
+    return worst[:, :width].contiguous(), (beyond > 1).sum(dim=-1)
 
 
 def recompute_(
@@ -167,7 +171,7 @@ def recompute_(
     """Ordinary attention for the queries of some rows, whose condition starts anew.
 
     Args:
-        rows: pairs of index (B, M) and count (B,).
+        rows: pairs of index (B, M) and count (B,), which may be larger than M.
     """
     heads = memory.heads
     k, v = (split_heads(held(part, slots), heads) for part in (memory.key, memory.value))
@@ -178,5 +182,5 @@ def recompute_(
         write_rows_(
             (memory.out, memory.lse, memory.condition),
             (join_heads(out), found, 1 + found.abs()),
-            index, count, slots,
+            index, count.clamp_max(index.shape[1]), slots,
         )  # fmt: skip

@@ -9,6 +9,16 @@ from torch import Tensor
 
 from eventful.ops.reference.rows import held
 
+SAMPLE = 512  # tokens that stand for all where a level is measured
+
+
+def sample(tokens: Tensor) -> Tensor:
+    """Every k-th token of (B, N, ...), evenly spread, at most SAMPLE of them."""
+    count = tokens.shape[1]
+    if count <= SAMPLE:
+        return tokens
+    return tokens[:, torch.arange(SAMPLE, device=tokens.device) * count // SAMPLE]
+
 
 def error_norm(
     current: Tensor, reference: Tensor, order: float, slots: Tensor | None = None
@@ -39,7 +49,7 @@ class PickRule:
         prefix, suffix: special tokens at either end, always to pass.
         period, turn: token n passes in any case where n and `turn` (B,) are equal modulo `period`.
         leading: the first gate of the step: it starts the report, later ones add to it.
-        scene: (S,) running level of the error for scene cuts, updated; None without.
+        scene: (S,) running median of the error, for scene cuts, updated; None without.
         cut: factor, fraction and momentum of the scene cut.
         slots: (B,) row of `scene` that belongs to each stream; None if row b does.
     """
@@ -123,7 +133,7 @@ def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
         before = held(rule.scene, rule.slots)
         known = ~before.isnan()
         jumped = known & ((error > factor * before[:, None]).float().mean(dim=-1) > fraction)
-        now = error.median(dim=-1).values
+        now = sample(error).median(dim=-1).values
         after = torch.where(known, now + momentum * (before - now), now)
         after = torch.where(finite, after, before)
         rows = torch.arange(batch, device=error.device) if rule.slots is None else rule.slots

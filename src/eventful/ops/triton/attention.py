@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 import triton
 import triton.language as tl
@@ -169,14 +171,52 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def shape_of(queries: int, tiles: int, pairs: int, device: torch.device) -> tuple[int, int]:
-    """Queries per program and number of splits, to have three programs per multiprocessor."""
+@dataclass(frozen=True)
+class Plan:
+    """How the keys are shared out: splits of so many tiles, all full, and perhaps a tail."""
+
+    splits: int
+    tiles: int
+    full: bool
+    tail: bool = False
+
+
+def split_tiles(
+    queries: int,
+    tiles: int,
+    pairs: int,
+    device: torch.device,
+    full: bool,
+    splits: int | None = None,
+) -> tuple[int, Plan]:
+    """Queries per program, and splits to have about three programs per multiprocessor."""
     rows = 64 if queries > 16 else 16
-    programs = triton.cdiv(queries, rows) * pairs
-    wanted = max(1, min(round(3 * _multiprocessors(device) / programs), tiles, 16))
-    # Splits of equal length need no masks: take the nearest number that divides the tiles.
-    near = [n for n in range(max(1, wanted - 1), min(wanted + 2, tiles + 1)) if tiles % n == 0]
-    return rows, min(near, key=lambda n: abs(n - wanted), default=wanted)
+    if splits is None:
+        programs = triton.cdiv(queries, rows) * pairs
+        wanted = max(1, min(round(3 * _multiprocessors(device) / programs), tiles, 16))
+        # Splits of equal length need no masks: take the nearest number that divides the tiles.
+        near = [n for n in range(max(1, wanted - 1), min(wanted + 2, tiles + 1)) if tiles % n == 0]
+        splits = min(near, key=lambda n: abs(n - wanted), default=wanted)
+    each = triton.cdiv(tiles, splits)
+    splits = triton.cdiv(tiles, each)
+    return rows, Plan(splits, each, full and tiles == splits * each)
+
+
+def split_keys(
+    queries: int,
+    keys: int,
+    lanes: int,
+    pairs: int,
+    device: torch.device,
+    splits: int | None = None,
+) -> tuple[int, Plan]:
+    """The same for keys in a row, whose rest is masked apart where the full tiles share evenly."""
+    whole, rest = divmod(keys, lanes)
+    if whole and rest:
+        rows, plan = split_tiles(queries, whole, pairs, device, True, splits)
+        if plan.full:
+            return rows, replace(plan, tail=True)
+    return split_tiles(queries, triton.cdiv(keys, lanes), pairs, device, rest == 0, splits)
 
 
 def run(
@@ -197,25 +237,19 @@ def run(
     """Attention output (B, M, H, d) and log-sum-exp (B, M, H)."""
     batch, heads, queries, head = q.shape
     keys = k.shape[2]
-    row_pad, key_width, tail = 1, 1, False
+    row_pad, key_width = 1, 1
     if relative is not None:
         height, key_width = relative[0].shape[-1], relative[1].shape[-1]
         row_pad = max(16, triton.next_power_of_2(key_width))
         lanes = max(lanes, row_pad)
-        tiles = triton.cdiv(height, lanes // row_pad)
-        full = key_width == row_pad and height % (lanes // row_pad) == 0
+        lines = lanes // row_pad
+        full = key_width == row_pad and height % lines == 0
+        auto_rows, plan = split_tiles(
+            queries, triton.cdiv(height, lines), batch * heads, q.device, full, splits
+        )
     else:
-        tail = keys > lanes and keys % lanes > 0
-        tiles = keys // lanes if tail else triton.cdiv(keys, lanes)
-        full = tail or keys % lanes == 0
-    auto_rows, auto_splits = shape_of(queries, tiles, batch * heads, q.device)
-    rows, splits = rows or auto_rows, splits or auto_splits
-    per_split = triton.cdiv(tiles, splits)
-    splits = triton.cdiv(tiles, per_split)
-    if tiles != splits * per_split:  # the last split runs past the end, so every tile is masked
-        tiles, full, tail = tiles + tail, False, False
-        per_split = triton.cdiv(tiles, splits)
-        splits = triton.cdiv(tiles, per_split)
+        auto_rows, plan = split_keys(queries, keys, lanes, batch * heads, q.device, splits)
+    rows, splits = rows or auto_rows, plan.splits
     kind = torch.float32 if with_lse else q.dtype
     out = torch.empty(batch, queries, heads, head, dtype=kind, device=q.device)
     lse = (
@@ -241,8 +275,8 @@ def run(
         q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
         v.stride(0), v.stride(1), v.stride(2),
         out.stride(0), out.stride(2), out.stride(1),
-        TILES=per_split, HEAD=head, HEAD_PAD=pad, M=rows, K=lanes,
-        SPLIT=split, RELATIVE=relative is not None, ROW_PAD=row_pad, FULL=full, TAIL=tail,
+        TILES=plan.tiles, HEAD=head, HEAD_PAD=pad, M=rows, K=lanes,
+        SPLIT=split, RELATIVE=relative is not None, ROW_PAD=row_pad, FULL=plan.full, TAIL=plan.tail,
         HAS_SLOTS=slots is not None, WITH_LSE=with_lse, PRECISION=precision(q.dtype),
         num_warps=warps or (4 if rows <= 64 else 8), num_stages=stages,
     )  # fmt: skip

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from eventful.ops.reference import ExactMemory, LayerNorm, Picked
-from eventful.ops.triton.attention import precision, shape_of
+from eventful.ops.triton.attention import _fold, precision, split_keys
 
 
 @triton.jit
@@ -159,29 +159,10 @@ def add_held(tokens: Tensor, memory: Tensor, slots: Tensor) -> Tensor:
 
 
 @triton.jit
-def _share(rows, kt, values, valid, scale, top, weight, total, PRECISION: tl.constexpr):
-    """One tile of keys into a running maximum, weight and sum; the weights at full precision."""
-    score = tl.dot(rows, kt, input_precision=PRECISION) * (scale * 1.4426950408889634)
-    score = tl.where(valid[None, :], score, -float("inf"))
-    higher = tl.maximum(top, tl.max(score, axis=1))
-    safe = tl.where(higher == -float("inf"), 0.0, higher)
-    share = tl.exp2(score - safe[:, None])
-    shrink = tl.exp2(top - safe)
-    weight = weight * shrink + tl.sum(share, axis=1)
-    total = total * shrink[:, None]
-    # Differences of shares add up over frames, so their rounding must not be that of the values.
-    coarse = share.to(values.dtype)
-    total = tl.dot(coarse, values, total, input_precision=PRECISION)
-    if values.dtype != tl.float32:
-        fine = (share - coarse.to(tl.float32)).to(values.dtype)
-        total = tl.dot(fine, values, total, input_precision=PRECISION)
-    return higher, weight, total
-
-
-@triton.jit
 def _exchange(
-    q, k_old, v_old, k_new, v_new, out, lse, condition, index, counts, places, slots, beyond,
-    tokens, taken, heads, scale, rebase, stride_kb, stride_km, stride_vb, stride_vm,
+    q, k_old, v_old, k_new, v_new, out, lse, condition, index, counts, places, slots,
+    claimed, lost_rows, lost_counts,
+    tokens, taken, heads, scale, rebase, lost_width, stride_kb, stride_km, stride_vb, stride_vm,
     TILES: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr,
     K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -198,67 +179,59 @@ def _exchange(
     at = (slot * tokens + n.to(tl.int64)) * width + head * HEAD
     keep = moves[:, None] & fits[None, :]
     rows = tl.load(q + at[:, None] + d[None, :], mask=keep, other=0.0)
+    place = (slot * tokens + n.to(tl.int64)) * heads + head
+    held = tl.load(lse + place, mask=moves, other=0.0)
+    base = held * 1.4426950408889634
 
-    top_new = tl.full([M], -float("inf"), dtype=tl.float32)
-    top_old = tl.full([M], -float("inf"), dtype=tl.float32)
-    weight_new = tl.zeros([M], dtype=tl.float32)
-    weight_old = tl.zeros([M], dtype=tl.float32)
-    sum_new = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
-    sum_old = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
+    # Weights relative to the row's own sum: an old share is at most 1, and no maximum is needed.
+    # A new share beyond 2^60 would drown the rest; such rows are recomputed.
+    gain = tl.zeros([M], dtype=tl.float32)
+    loss = tl.zeros([M], dtype=tl.float32)
+    change = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
+    factor = scale * 1.4426950408889634
     for tile in range(TILES):
         j = tile * K + tl.arange(0, K)
         valid = j < count
-        load = valid[None, :] & fits[:, None]
-        kt = tl.load(
-            k_new + stream * stride_kb + head * HEAD + j[None, :] * stride_km + d[:, None],
-            mask=load, other=0.0,
-        )  # fmt: skip
-        values = tl.load(
-            v_new + stream * stride_vb + head * HEAD + j[:, None] * stride_vm + d[None, :],
-            mask=valid[:, None] & fits[None, :], other=0.0,
-        )  # fmt: skip
-        top_new, weight_new, sum_new = _share(
-            rows, kt, values, valid, scale, top_new, weight_new, sum_new, PRECISION
-        )
+        across, along = valid[None, :] & fits[:, None], valid[:, None] & fits[None, :]
         token = tl.load(index + stream * taken + j, mask=valid, other=0)
         old = (slot * tokens + token) * width + head * HEAD
-        kt = tl.load(k_old + old[None, :] + d[:, None], mask=load, other=0.0)
-        values = tl.load(
-            v_old + old[:, None] + d[None, :], mask=valid[:, None] & fits[None, :], other=0.0
-        )
-        top_old, weight_old, sum_old = _share(
-            rows, kt, values, valid, scale, top_old, weight_old, sum_old, PRECISION
-        )
+        new_k = k_new + stream * stride_kb + head * HEAD + j * stride_km
+        kt = tl.load(new_k[None, :] + d[:, None], mask=across, other=0.0)
+        score = tl.dot(rows, kt, input_precision=PRECISION) * factor - base[:, None]
+        share = tl.exp2(tl.minimum(tl.where(valid[None, :], score, -float("inf")), 60.0))
+        gain += tl.sum(share, axis=1)
+        new_v = v_new + stream * stride_vb + head * HEAD + j * stride_vm
+        values = tl.load(new_v[:, None] + d[None, :], mask=along, other=0.0)
+        change = tl.dot(share.to(values.dtype), values, change, input_precision=PRECISION)
+        kt = tl.load(k_old + old[None, :] + d[:, None], mask=across, other=0.0)
+        score = tl.dot(rows, kt, input_precision=PRECISION) * factor - base[:, None]
+        share = tl.exp2(tl.minimum(tl.where(valid[None, :], score, -float("inf")), 60.0))
+        loss += tl.sum(share, axis=1)
+        values = tl.load(v_old + old[:, None] + d[None, :], mask=along, other=0.0)
+        change = tl.dot((-share).to(values.dtype), values, change, input_precision=PRECISION)
 
     if count > 0:
-        place = (slot * tokens + n.to(tl.int64)) * heads + head
-        held = tl.load(lse + place, mask=moves, other=0.0)
         grown = tl.load(condition + place, mask=moves, other=1.0)
         before = tl.load(out + at[:, None] + d[None, :], mask=keep, other=0.0)
-        lse_new = (top_new + tl.log2(weight_new)) / 1.4426950408889634
-        lse_old = (top_old + tl.log2(weight_old)) / 1.4426950408889634
-        top = tl.maximum(held, lse_new)
-        stay = tl.exp(held - top)
-        gain = tl.exp(lse_new - top)
-        loss = tl.exp(lse_old - top)
-        total = stay + gain - loss
-        lost = ~(total > 0)
+        total = 1.0 + gain - loss
+        lost = ~(total > 0) | (gain > 1e9)
         safe = tl.where(lost, 1.0, total)
-        merged = (
-            (stay / safe)[:, None] * before
-            + (gain / safe / weight_new)[:, None] * sum_new
-            - (loss / safe / weight_old)[:, None] * sum_old
-        )
-        merged_lse = tl.where(lost, held, top + tl.log(safe))
-        grown = (stay * grown + (gain + loss) * (1 + tl.abs(top + tl.log(safe)))) / safe
+        merged_lse = tl.where(lost, held, held + tl.log(safe))
+        grown = (grown + (gain + loss) * (1 + tl.abs(merged_lse))) / safe
         grown = tl.where(lost, float("inf"), grown)
+        merged = (before + change) / safe[:, None]
         tl.store(out + at[:, None] + d[None, :], merged, mask=keep & ~lost[:, None])
         tl.store(lse + place, merged_lse, mask=moves)
         tl.store(condition + place, grown, mask=moves)
-        limit = tl.maximum(2 * (1 + tl.abs(merged_lse)), rebase)
-        ratio = tl.minimum(grown / limit, 1e30)
-        # Few rows come near their limit; the others are not worth an atomic.
-        tl.atomic_max(beyond + stream * tokens + n, ratio, mask=moves & (ratio > 0.5))
+        # Few rows are beyond their limit: the first head to find one puts it on the list.
+        beyond = moves & (grown > tl.maximum(2 * (1 + tl.abs(merged_lse)), rebase))
+        seen = tl.atomic_max(claimed + stream * tokens + n, 1, mask=beyond)
+        first = beyond & (seen == 0)
+        nowhere = tl.zeros([M], dtype=tl.int64)
+        spot = tl.atomic_add(lost_counts + stream + nowhere, nowhere + 1, mask=first)
+        tl.store(
+            lost_rows + stream * lost_width + spot, n.to(tl.int64), mask=first & (spot < lost_width)
+        )
 
 
 def exchange_(
@@ -269,24 +242,32 @@ def exchange_(
     scale: float,
     rebase: float,
     slots: Tensor,
-) -> Tensor:
-    """See `reference.exchange_`; rows well within their limit are reported as 0."""
+    width: int,
+    *,
+    rows: int = 64,
+    lanes: int = 64,
+    warps: int = 4,
+    stages: int = 2,
+) -> tuple[Tensor, Tensor]:
+    """See `reference.exchange_`; of too many rows the first found are taken, not the worst."""
     batch, taken = picked.index.shape
     tokens, heads = memory.query.shape[1], memory.heads
     head = memory.query.shape[2] // heads
-    beyond = torch.zeros(batch, tokens, dtype=torch.float32, device=keys.device)
-    rows = lanes = 64
+    device = keys.device
+    claimed = torch.zeros(batch, tokens, dtype=torch.int32, device=device)
+    lost = torch.empty(batch, width, dtype=torch.int64, device=device)
+    lost_count = torch.zeros(batch, dtype=torch.int64, device=device)
     if taken:
         _exchange[(triton.cdiv(tokens, rows), batch * heads)](
             memory.query, memory.key, memory.value, keys, values,
             memory.out, memory.lse, memory.condition,
-            picked.index, picked.count, picked.places, slots, beyond,
-            tokens, taken, heads, scale, rebase, *keys.stride()[:2], *values.stride()[:2],
+            picked.index, picked.count, picked.places, slots, claimed, lost, lost_count,
+            tokens, taken, heads, scale, rebase, width, *keys.stride()[:2], *values.stride()[:2],
             TILES=triton.cdiv(taken, lanes), HEAD=head,
             HEAD_PAD=max(16, triton.next_power_of_2(head)), M=rows, K=lanes,
-            PRECISION=precision(keys.dtype), num_warps=4, num_stages=2,
+            PRECISION=precision(keys.dtype), num_warps=warps, num_stages=stages,
         )  # fmt: skip
-    return beyond
+    return lost, lost_count
 
 
 @triton.jit
@@ -309,7 +290,7 @@ def _attend_rows(
     q, k, v, first, first_count, second, second_count, slots, parts, part_lse,
     first_taken, second_taken, tokens, heads, scale,
     TILES: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr,
-    K: tl.constexpr, FULL: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, FULL: tl.constexpr, TAIL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     stream = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)
@@ -329,27 +310,18 @@ def _attend_rows(
         weight = tl.zeros([M], dtype=tl.float32)
         total = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
         for step in range(TILES):
-            n = (part * TILES + step) * K + tl.arange(0, K)
-            valid = n < tokens
-            kt = tl.load(
-                k + base + n[None, :] * width + d[:, None],
-                mask=valid[None, :] & fits[:, None], other=0.0,
+            top, weight, total = _fold(
+                rows, k + base, v + base, rows, parts, token, real, part * TILES + step,
+                top, weight, total, tokens, 1, width, width, scale,
+                HEAD, HEAD_PAD, K, False, 1, FULL, PRECISION,
             )  # fmt: skip
-            values = tl.load(
-                v + base + n[:, None] * width + d[None, :],
-                mask=valid[:, None] & fits[None, :], other=0.0,
-            )  # fmt: skip
-            score = tl.dot(rows, kt, input_precision=PRECISION) * (scale * 1.4426950408889634)
-            if not FULL:
-                score = tl.where(valid[None, :], score, -float("inf"))
-            higher = tl.maximum(top, tl.max(score, axis=1))
-            share = tl.exp2(score - higher[:, None])
-            shrink = tl.exp2(top - higher)
-            weight = weight * shrink + tl.sum(share, axis=1)
-            total = tl.dot(
-                share.to(values.dtype), values, total * shrink[:, None], input_precision=PRECISION
-            )
-            top = higher
+        if TAIL:  # noqa: SIM102 - the outer test is for the compiler
+            if part == tl.num_programs(2) - 1:
+                top, weight, total = _fold(
+                    rows, k + base, v + base, rows, parts, token, real, tokens // K,
+                    top, weight, total, tokens, 1, width, width, scale,
+                    HEAD, HEAD_PAD, K, False, 1, False, PRECISION,
+                )  # fmt: skip
         every = first_taken + second_taken
         streams = tl.num_programs(1) // heads
         place = ((part * streams + stream) * every + m) * heads + head
@@ -410,10 +382,8 @@ def recompute_(
     if every == 0:
         return
     lanes = 64
-    tiles = triton.cdiv(tokens, lanes)
-    held, splits = shape_of(every, tiles, batch * heads, slots.device)
-    per_split = triton.cdiv(tiles, splits)
-    splits = triton.cdiv(tiles, per_split)
+    held, plan = split_keys(every, tokens, lanes, batch * heads, slots.device)
+    splits = plan.splits
     device = slots.device
     parts = torch.empty(splits, batch, every, heads, head, dtype=torch.float32, device=device)
     part_lse = torch.empty(splits, batch, every, heads, dtype=torch.float32, device=device)
@@ -422,8 +392,7 @@ def recompute_(
     _attend_rows[(triton.cdiv(every, held), batch * heads, splits)](
         memory.query, memory.key, memory.value, *lists, slots, parts, part_lse,
         *taken, tokens, heads, scale,
-        TILES=per_split, HEAD=head, HEAD_PAD=pad, M=held, K=lanes,
-        FULL=tokens % lanes == 0 and tiles == splits * per_split,
+        TILES=plan.tiles, HEAD=head, HEAD_PAD=pad, M=held, K=lanes, FULL=plan.full, TAIL=plan.tail,
         PRECISION=precision(memory.query.dtype), num_warps=4, num_stages=3,
     )  # fmt: skip
     _settle_rows[(every, batch)](

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eventful.ops.reference import Picked, PickRule
+from eventful.ops.reference import SAMPLE, Picked, PickRule
 
 MOST_TOKENS = 32768
 
@@ -60,7 +60,7 @@ def _pick(
     errors, levels, caps, turns, slots, scenes, index, counts, places, report,
     tokens, width, prefix, suffix, period, cut_factor, cut_fraction, cut_momentum,
     LEADING: tl.constexpr, SCENE: tl.constexpr, HAS_SLOTS: tl.constexpr, TILES: tl.constexpr,
-    OWN: tl.constexpr, OTHER: tl.constexpr, WIDTH: tl.constexpr,
+    OWN: tl.constexpr, OTHER: tl.constexpr, WIDTH: tl.constexpr, SAMPLE: tl.constexpr,
 ):  # fmt: skip
     stream = tl.program_id(1)
     slot = tl.load(slots + stream) if HAS_SLOTS else stream
@@ -70,17 +70,18 @@ def _pick(
     before = tl.load(scenes + slot) if SCENE else 0.0
     errors += stream * tokens
 
-    i = tl.program_id(0) * OWN + tl.arange(0, OWN)
+    start = tl.program_id(0) * OWN
+    i = start + tl.arange(0, OWN)
     mine = tl.load(errors + i, mask=i < tokens, other=0.0)
     my_raw = mine.to(tl.int32, bitcast=True)  # errors are not negative: their bits order as they do
     my_key = tl.where(_forced(i, tokens, prefix, suffix, period, turn), 0x7FFFFFFF, my_raw)
 
     behind = tl.zeros([OWN, OTHER], dtype=tl.int32)  # summed over tokens after the loop: once
-    raw_behind = tl.zeros([OWN, OTHER], dtype=tl.int32)
     bad = tl.zeros([OTHER], dtype=tl.int32)
     above = tl.zeros([OTHER], dtype=tl.int32)
     least = tl.zeros([OTHER], dtype=tl.int32)
     far = tl.zeros([OTHER], dtype=tl.int32)
+    home = start // OTHER
     for tile in range(TILES):
         j = tile * OTHER + tl.arange(0, OTHER)
         real = j < tokens
@@ -89,18 +90,26 @@ def _pick(
         bad += ((error != error) | (error == float("inf"))).to(tl.int32)
         above += (real & (forced | (error > level))).to(tl.int32)
         least += forced.to(tl.int32)
-        raw = tl.where(real, error.to(tl.int32, bitcast=True), -1)
-        key = tl.where(forced, 0x7FFFFFFF, raw)
-        first = j[None, :] < i[:, None]
-        ahead = (key[None, :] > my_key[:, None]) | ((key[None, :] == my_key[:, None]) & first)
-        behind += ahead.to(tl.int32)
         if SCENE:
             far += (real & (error > cut_factor * before)).to(tl.int32)
-            ahead = (raw[None, :] > my_raw[:, None]) | ((raw[None, :] == my_raw[:, None]) & first)
-            raw_behind += ahead.to(tl.int32)
+        key = tl.where(forced, 0x7FFFFFFF, error.to(tl.int32, bitcast=True))
+        key = tl.where(real, key, -1)
+        # Of equals the first is ahead. Tiles before one's own are ahead in place, those after are
+        # not; one's own tile is looked at token by token, below.
+        edge = tl.where(tile < home, my_key - 1, tl.where(tile > home, my_key, 0x7FFFFFFF))
+        behind += (key[None, :] > edge[:, None]).to(tl.int32)
 
+    j = home * OTHER + tl.arange(0, OTHER)
+    error = tl.load(errors + j, mask=j < tokens, other=0.0)
+    key = tl.where(
+        _forced(j, tokens, prefix, suffix, period, turn), 0x7FFFFFFF,
+        error.to(tl.int32, bitcast=True),
+    )  # fmt: skip
+    key = tl.where(j < tokens, key, -1)
+    tied = (key[None, :] == my_key[:, None]) & (j[None, :] < i[:, None])
+    behind += ((key[None, :] > my_key[:, None]) | tied).to(tl.int32)
     rank = tl.sum(behind, axis=1)
-    raw_rank = tl.sum(raw_behind, axis=1)
+
     finite = tl.sum(bad, axis=0) == 0
     wanted = tl.maximum(tl.sum(least, axis=0), tl.minimum(cap, tl.sum(above, axis=0)))
     wanted = tl.where((cap > 0) & finite, wanted, 0).to(tl.int32)
@@ -124,8 +133,17 @@ def _pick(
                 tl.store(report + stream * 3 + 2, 0)
         else:
             tl.atomic_max(report + stream * 3, wanted)
-    if SCENE:  # who holds the median moves the running level
-        middle = (raw_rank == tokens - (tokens - 1) // 2 - 1) & (i < tokens)
+    if SCENE:  # who holds the median of the sample moves the running level
+        size = tl.minimum(tokens, SAMPLE)
+        k = tl.arange(0, SAMPLE)
+        at = (k.to(tl.int64) * tokens // size).to(tl.int32)
+        drawn = tl.load(errors + at, mask=k < size, other=0.0)
+        raw = tl.where(k < size, drawn.to(tl.int32, bitcast=True), -1)
+        first = (raw[None, :] == my_raw[:, None]) & (at[None, :] < i[:, None])
+        ahead = (raw[None, :] > my_raw[:, None]) | (first & (k < size)[None, :])
+        place = tl.sum(ahead.to(tl.int32), axis=1)
+        member = ((at[None, :] == i[:, None]) & (k < size)[None, :]).to(tl.int32)
+        middle = (place == size - (size - 1) // 2 - 1) & (tl.sum(member, axis=1) > 0)
         if tl.sum(middle.to(tl.int32), axis=0) > 0:
             median = tl.sum(tl.where(middle, mine, 0.0), axis=0)
             known = before == before
@@ -152,7 +170,7 @@ def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
     index = torch.empty(batch, width, dtype=torch.int64, device=device)
     count = torch.empty(batch, dtype=torch.int64, device=device)
     places = torch.empty(batch, tokens, dtype=torch.int32, device=device)
-    own, other = 8, min(1024, triton.next_power_of_2(tokens))
+    own, other = 8, max(8, min(512, triton.next_power_of_2(tokens)))
     cut = rule.cut or (0.0, 0.0, 0.0)
     _pick[(triton.cdiv(tokens, own), batch)](
         error, rule.level, rule.cap, rule.turn if rule.turn is not None else count,
@@ -161,6 +179,6 @@ def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
         tokens, width, rule.prefix, rule.suffix, rule.period or 0, *cut,
         LEADING=rule.leading, SCENE=rule.scene is not None, HAS_SLOTS=rule.slots is not None,
         TILES=triton.cdiv(tokens, other), OWN=own, OTHER=other,
-        WIDTH=triton.next_power_of_2(max(width, 1)), num_warps=4,
+        WIDTH=triton.next_power_of_2(max(width, 1)), SAMPLE=SAMPLE, num_warps=4,
     )  # fmt: skip
     return Picked(index, count, places)
