@@ -54,6 +54,19 @@ for name,batch,preset,r in [a.split(",") for a in sys.argv[1].split(";")]:
         timed(st,frames,10); row[preset]=timed(st,frames,30)
     best=min(v[0] for k,v in row.items() if k!=preset); bp=min(v[1] for k,v in row.items() if k!=preset)
     print(name,"B",batch,preset,"r",r,{k:[round(x,3) for x in v] for k,v in row.items()},"speedup %.2f pipelined %.2f"%(best/row[preset][0],bp/row[preset][1]),st.last.updated if len(st.last.updated)<4 else "", flush=True)
+    if "phases" in sys.argv:
+        from eventful import residence as R, stepper as S
+        marks=[]
+        old=torch.cuda.CUDAGraph.replay
+        def rep(self):
+            a=time.perf_counter(); old(self); marks.append(("replay",a,time.perf_counter()))
+        torch.cuda.CUDAGraph.replay=rep
+        tot=[]
+        for i in range(30):
+            torch.cuda.synchronize(); marks.clear(); t=time.perf_counter(); st(frames[i%8]); e=time.perf_counter(); torch.cuda.synchronize(); z=time.perf_counter()
+            tot.append([(marks[0][1]-t),(marks[0][2]-marks[0][1]),(marks[1][1]-marks[0][2]),(marks[1][2]-marks[1][1]),(e-marks[1][2]),(z-e)])
+        torch.cuda.CUDAGraph.replay=old
+        print("phases us (pre, A, between, B, post, wait):",[round(med([r[i] for r in tot])*1e6) for i in range(6)])
     if "host" in sys.argv:
         import cProfile, pstats, io
         pr=cProfile.Profile(); torch.cuda.synchronize(); pr.enable()
@@ -75,20 +88,26 @@ if "tune" in sys.argv:
     sys.path.insert(0,"benchmarks")
     from kernels import replayed
     from eventful import ops
-    from eventful.ops.triton import windows as W
+    from eventful.ops.triton import exact as E, gates as G
     torch.manual_seed(0)
-    k,v=(torch.randn(1,4096,768,device="cuda",dtype=torch.bfloat16) for _ in range(2))
-    q=torch.randn(1,512,768,device="cuda",dtype=torch.bfloat16)
-    y,x=torch.meshgrid(torch.arange(20),torch.arange(20),indexing="ij"); sq=((y+10)*64+x+10).flatten()
-    rest=torch.randperm(4096)[:112]; idx=torch.unique(torch.cat([sq,rest]))
-    idx=torch.cat([idx,idx[:1].expand(512-len(idx))])[None].cuda()
-    pl=W.places_of(idx,4096); g=ops.WindowGrid((64,64),(14,14))
-    qh,kh,vh=(ops.split_heads(t,12) for t in (q,k,v)); rel=tuple(torch.randn(1,512,12,14,device="cuda",dtype=torch.bfloat16) for _ in range(2)); pad=(k[0,0],v[0,0])
-    for rows in (16,32,64):
-        for lanes in (32,64,128,256):
-            for warps in (2,4,8):
-                for st in (1,2,3):
-                    if rows==16 and warps>4: continue
-                    try: t=replayed(lambda: W.attend_windows(qh,kh,vh,.125,g,idx,rel,pad,None,pl,rows=rows,lanes=lanes,warps=warps,stages=st),10)
-                    except Exception as e: continue
-                    print("%7.2f windows rows=%d lanes=%d warps=%d stages=%d"%(t,rows,lanes,warps,st))
+    D="cuda"; mk=lambda *s,dt=torch.bfloat16: torch.randn(*s,device=D,dtype=dt)
+    for N in (4097,):
+        mem=ops.ExactMemory(mk(1,N,768),mk(1,N,768),mk(1,N,768),mk(1,N,768,dt=torch.float32),mk(1,N,12,dt=torch.float32).abs()+8,mk(1,N,12,dt=torch.float32).abs()+9)
+        err=torch.rand(1,N,device=D); sl=torch.zeros(1,dtype=torch.int64,device=D); rep=torch.zeros(1,3,dtype=torch.int32,device=D)
+        rule=ops.PickRule(torch.zeros(1,device=D),torch.full((1,),512,device=D),leading=False)
+        lead=ops.PickRule(torch.zeros(1,device=D),torch.full((1,),512,device=D),leading=True,scene=torch.ones(1,device=D),cut=(4.,.5,.9),period=59,turn=torch.zeros(1,dtype=torch.int64,device=D),prefix=1,slots=sl)
+        pk=ops.pick(err,rule,512,rep); k,v=mk(1,512,768),mk(1,512,768)
+        print("pick plain %.1f leading %.1f"%(replayed(lambda: ops.pick(err,rule,512,rep)),replayed(lambda: ops.pick(err,lead,512,rep))))
+        e8=torch.rand(8,N,device=D); r8=ops.PickRule(torch.zeros(8,device=D),torch.full((8,),512,device=D)); p8=torch.zeros(8,3,dtype=torch.int32,device=D)
+        print("pick B8 %.1f"%replayed(lambda: ops.pick(e8,r8,512,p8)))
+        lost=torch.zeros(1,64,dtype=torch.int64,device=D); z=torch.zeros(1,dtype=torch.int64,device=D)
+        print("recompute %.1f"%replayed(lambda: ops.recompute_(mem,((pk.index,pk.count),(lost,z)),.125,sl)))
+        ref=mk(1,N,768); x=mk(1,N,768); ln=ops.LayerNorm(mk(768),mk(768),1e-6)
+        print("gate_error %.1f +update %.1f rows %.1f add_held %.1f"%(replayed(lambda: ops.gate_error(x,ref,sl,ln)),replayed(lambda: ops.gate_error(x,ref,sl,ln,mem.key)),replayed(lambda: ops.gate_rows(x,ref,pk.index,pk.count,sl,ln)),replayed(lambda: ops.add_held(x,ref,sl))))
+        for rows in (64,128):
+            for lanes in (32,64,128):
+                for warps in (4,8):
+                    for stg in (1,2,3):
+                        try: t=replayed(lambda: E.exchange_(mem,k,v,pk,.125,1e9,sl,64,rows=rows,lanes=lanes,warps=warps,stages=stg),10)
+                        except Exception as e: continue
+                        print("%7.2f exchange rows=%d lanes=%d warps=%d stages=%d"%(t,rows,lanes,warps,stg))

@@ -250,6 +250,21 @@ class TestSlots:
         assert other._state.rows == [slot]
         assert pool.capacity == 1
 
+    def test_many_streams_in_a_row(self, vit, device):
+        """Work tied to slots in a row, and work that is not, give the same."""
+        model = eventful.convert(vit.make().to(device), Config.fast(TopR(5)))
+        names = "abcde"
+        clips = {n: moving_square(6, vit.size, noise=0.05, seed=i) for i, n in enumerate(names)}
+        expected = {n: outputs(vit, Stream(model), clip, device) for n, clip in clips.items()}
+        batch = StreamBatch(model)
+        for name in names:
+            batch.join(name)
+        for t, order in enumerate([names, names, "edcba", names, "badce", names]):
+            frames = torch.cat([clips[n][t] for n in order]).to(device)
+            with torch.no_grad():
+                got = vit.output(batch(frames, streams=tuple(order)))
+            near(list(got.split(1)), [expected[n][t] for n in order], device)
+
     def test_some_streams_of_a_batch(self, vit, device):
         """Stepping some streams leaves the others' memory alone."""
         model = eventful.convert(vit.make().to(device), Config.fast(TopR(5)))

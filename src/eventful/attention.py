@@ -53,12 +53,13 @@ class GlobalAttention:
         """Rows of the selected queries (B, M, H*d) over all buffered keys and values."""
         heads = self.heads(q)
         parts = None if self.relative is None else self.relative.logits(heads, self.selection.index)
-        names, slots = ("key", "value"), None
+        slots = None
         if self.step.config.pool == 1:
-            slots = self.step.state.slots
-            k, v = (self.heads(self.step.state.raw(self.spec.slot(name))) for name in names)
+            k, slots = self.step.state.held(self.spec.slot("key"))
+            v, _ = self.step.state.held(self.spec.slot("value"))
         else:
-            k, v = (self.heads(self.pooled(name)) for name in names)
+            k, v = self.pooled("key"), self.pooled("value")
+        k, v = self.heads(k), self.heads(v)
         out = ops.attend(heads, k, v, self.spec.scale, relative=parts, slots=slots)
         return ops.join_heads(out)
 

@@ -34,6 +34,7 @@ Launch = Callable[[Step, Callable[[], Any]], Any]  # runs a forward call as a st
 
 DEVICES = {"cuda"}  # where steps are resident
 _MARGIN = 1.25  # room for more tokens than the last frame wanted
+_MANY = 4  # streams for which recorded work is tied to their slots
 _FIRST_SHARE = 0.25  # of the tokens, before a threshold's first count is known
 
 
@@ -106,6 +107,40 @@ class Outcome:
     told: Any
 
 
+@dataclass(frozen=True)
+class HostPlaces:
+    """Host memory that a step's numbers travel through, pinned where there is a device to reach.
+
+    Attributes:
+        dials: (8, B), see `_Work`.
+        numbers: the same memory as an array.
+        report, sound: see `Resident`.
+    """
+
+    dials: Tensor
+    numbers: Any
+    report: Tensor
+    sound: Tensor
+
+    @classmethod
+    def make(cls, batch: int, device: torch.device) -> HostPlaces:
+        """Room for B streams."""
+        pinned = device.type == "cuda"
+        dials = torch.zeros(8, batch, dtype=torch.float64, pin_memory=pinned)
+        report = torch.zeros(batch, 3, dtype=torch.int32, pin_memory=pinned)
+        sound = torch.zeros(batch, dtype=torch.bool, pin_memory=pinned)
+        return cls(dials, dials.numpy(), report, sound)
+
+    def set_dials(self, state: SlotState, dials: Sequence[Dials]) -> None:
+        """Write down the streams' slots, turns and policies."""
+        for stream, (slot, frames, dial) in enumerate(
+            zip(state.rows, state.frames, dials, strict=True)
+        ):
+            noise = dial.noise or (0.0, 0.0, 0.0)
+            follows = dial.noise is not None
+            self.numbers[:, stream] = (slot, frames + 1, dial.cap, dial.level, *noise, follows)
+
+
 class Residence:
     """The slots and the recorded work of one model, for frames of one shape, dtype and device."""
 
@@ -164,6 +199,7 @@ class Residence:
         layouts: dict[str, TokenLayout],
         width: int,
         launch: Launch,
+        host: HostPlaces,
         *,
         flush: bool,
         maps: bool,
@@ -173,7 +209,7 @@ class Residence:
         with self._one:
             self._follow_stream(call.frame.device)
             return self._step(
-                call, state, dials, policies, layouts, width, launch,
+                call, state, dials, policies, layouts, width, launch, host,
                 flush=flush, maps=maps, capture=capture,
             )  # fmt: skip
 
@@ -194,6 +230,7 @@ class Residence:
         layouts: dict[str, TokenLayout],
         width: int,
         launch: Launch,
+        host: HostPlaces,
         *,
         flush: bool,
         maps: bool,
@@ -204,12 +241,16 @@ class Residence:
             self._generation = self.pool.generation
         noisy = any(dial.noise is not None for dial in dials)
         same = call.key()
-        key = (len(state), width, flush, noisy, maps, same, _autocast(call.frame.device))
+        # Stock attention is the faster one for many streams, but knows no slots: work of its own.
+        state.fixed = len(state) >= _MANY and state.in_a_row
+        where = state.rows[0] if state.fixed else None
+        key = (len(state), width, flush, noisy, maps, same, where, _autocast(call.frame.device))
         work = self._works.get(key) or _places(call.frame, len(state))
         if same is not None:
             self._works[key] = work
         work.frame.copy_(call.frame, non_blocking=True)
-        self._set_dials(work, state, dials)
+        host.set_dials(state, dials)
+        work.dials.copy_(host.dials, non_blocking=True)
         work.uses += 1
         cuda = call.frame.is_cuda
 
@@ -232,13 +273,9 @@ class Residence:
             )  # fmt: skip
 
         told: list[Any] = []
-        host = (
-            torch.empty(work.report.shape, dtype=torch.int32, pin_memory=cuda),
-            torch.empty(work.sound.shape, dtype=torch.bool, pin_memory=cuda),
-        )
 
         def tell() -> None:
-            host[0].copy_(work.report, non_blocking=True)
+            host.report.copy_(work.report, non_blocking=True)
             told.append(_mark(cuda))
 
         if cuda and capture and same is not None and not work.refused:
@@ -248,7 +285,7 @@ class Residence:
                 work.graphs[0].replay()
                 tell()
                 work.graphs[1].replay()
-                host[1].copy_(work.sound, non_blocking=True)
+                host.sound.copy_(work.sound, non_blocking=True)
                 result = pytree.tree_map_only(Tensor, torch.clone, work.result)
                 assert work.numbers is not None
                 assert work.record is not None
@@ -256,26 +293,15 @@ class Residence:
                 if maps:
                     made = record()
                     record = partial(lambda value: value, made)
-                return Outcome(result, record, *host, told[0])
+                return Outcome(result, record, host.report, host.sound, told[0])
         step = fresh()
         assert step.resident is not None
         step.resident.gated = tell
         result = launch(step, lambda: start(step))
-        host[1].copy_(work.sound, non_blocking=True)
-        return Outcome(result, lambda: step.record, *host, told[0] if told else None)
-
-    def _set_dials(self, work: _Work, state: SlotState, dials: list[Dials]) -> None:
-        noise = [dial.noise or (0.0, 0.0, 0.0) for dial in dials]
-        numbers = [
-            state.rows,
-            [frames + 1 for frames in state.frames],
-            [dial.cap for dial in dials],
-            [dial.level for dial in dials],
-            *[[values[i] for values in noise] for i in range(3)],
-            [dial.noise is not None for dial in dials],
-        ]
-        made = torch.tensor(numbers, dtype=torch.float64, pin_memory=work.dials.is_cuda)
-        work.dials.copy_(made, non_blocking=True)
+        host.sound.copy_(work.sound, non_blocking=True)
+        return Outcome(
+            result, lambda: step.record, host.report, host.sound, told[0] if told else None
+        )
 
     def _record(
         self, work: _Work, call: Call, step: Step, launch: Launch, start: Callable[[Step], Any]

@@ -70,6 +70,7 @@ class SlotState(StreamState):
         pool: where the tensors are.
         rows: slot of each stream.
         slots: the same where the kernels read it, set for the length of a step.
+        fixed: the step is for these slots alone, which lie in a row.
         good: (B,) streams whose frame was finite, set by the first gate; others are not written.
     """
 
@@ -79,6 +80,7 @@ class SlotState(StreamState):
         self.frames = list(frames)
         self.slots: Tensor | None = None
         self.good: Tensor | None = None
+        self.fixed = False
         self._keeper: Callable[[], object] | None = None
 
     @classmethod
@@ -100,6 +102,11 @@ class SlotState(StreamState):
         plain.tensors = {name: tensor[self.rows] for name, tensor in self.pool.tensors.items()}
         return plain
 
+    @property
+    def in_a_row(self) -> bool:
+        """Whether the slots follow one another."""
+        return self.rows == list(range(self.rows[0], self.rows[0] + len(self)))
+
     def __contains__(self, name: str) -> bool:
         return name in self.pool.tensors
 
@@ -110,6 +117,12 @@ class SlotState(StreamState):
     def raw(self, name: str) -> Tensor:
         """See `StreamState`."""
         return self.pool.tensors[name]
+
+    def held(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """See `StreamState`."""
+        if not self.fixed:
+            return self.raw(name), self.slots
+        return self.raw(name)[self.rows[0] : self.rows[0] + len(self)], None
 
     def copy(self, name: str) -> Tensor:
         """See `StreamState`."""

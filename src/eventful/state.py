@@ -47,6 +47,10 @@ class StreamState:
         """A tensor with one row per slot, for operations that take `slots`."""
         return self.tensors[name]
 
+    def held(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """A tensor, and which of its rows belong to the streams; None if row b does to stream b."""
+        return self.tensors[name], None
+
     def copy(self, name: str) -> Tensor:
         """A tensor that later writes do not change."""
         return self.tensors[name].clone()

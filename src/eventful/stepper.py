@@ -31,7 +31,7 @@ from eventful.policies import Policy
 from eventful.slots import SlotState
 from eventful.state import StreamState
 from eventful.step import FlushRequired, Step, StepRecord
-from eventful.tenancy import Check, Tenancy, hooked, residence_of
+from eventful.tenancy import Check, Tenancy, residence_of
 from eventful.weights import Census, WeightGuard
 
 # What frames must have in common: shape, dtype, device, and the dtype of autocast ('' without).
@@ -211,7 +211,7 @@ class Stepper:
         try:
             result, record = tenancy.step(
                 call, state, policies, self._layouts(call.frame), self._launch,
-                maps=self.maps, capture=not hooked(census.modules),
+                maps=self.maps, capture=not census.hooked(),
             )  # fmt: skip
         except BaseException:
             state.rollback()

@@ -15,12 +15,13 @@ from eventful.config import Config
 from eventful.errors import NonFiniteError, UnsupportedError
 from eventful.layout import TokenLayout
 from eventful.policies import Dials, Policy, dials_of
-from eventful.residence import Launch, Outcome, Residence
+from eventful.residence import HostPlaces, Launch, Outcome, Residence
 from eventful.slots import SlotState
 from eventful.state import StreamState
 from eventful.step import FlushRequired, StepRecord, join_records
 
 Check = Literal["async", "sync"]
+_RING = 6  # two passes a step, and the steps whose reports are still to be read
 
 
 @dataclass
@@ -46,6 +47,16 @@ class Tenancy:
         self._pending: list[_Ticket] = []
         self._before: list[_Ticket] = []  # their outputs are done once the next has told
         self._wanted: dict[int, int] = {}
+        self._rings: dict[int, list[HostPlaces]] = {}
+
+    def _host(self, batch: int, device: torch.device) -> HostPlaces:
+        """Host memory for one step; what the two steps before it told stays readable."""
+        ring = self._rings.setdefault(batch, [])
+        if len(ring) < _RING:
+            ring.append(HostPlaces.make(batch, device))
+        else:
+            ring.append(ring.pop(0))
+        return ring[-1]
 
     def move_in(self, state: StreamState) -> SlotState:
         """The state in slots of the residence."""
@@ -171,7 +182,7 @@ class Tenancy:
         try:
             outcome = self.residence.step(
                 call, state, dials, policies, layouts, width, launch,
-                flush=flush, maps=maps, capture=capture,
+                self._host(len(state), call.frame.device), flush=flush, maps=maps, capture=capture,
             )  # fmt: skip
         except FlushRequired:
             return self._pass(call, state, policies, layouts, launch, True, maps, capture)
@@ -230,8 +241,3 @@ def residence_of(home: dict[Any, Residence], key: Any, config: Config) -> Reside
     if key not in home:
         home[key] = Residence(config)
     return home[key]
-
-
-def hooked(modules: list[torch.nn.Module]) -> bool:
-    """Whether some module has hooks, which a recorded step would not run."""
-    return any([m._forward_hooks or m._forward_pre_hooks for m in modules])

@@ -35,48 +35,38 @@ class Census:
         self.watched = [model, *(m for m in self.modules[1:] if id(m) in trunks)]
         self._session = session
         self._loads = session.loads
-        self._children = [(m._modules, dict(m._modules)) for m in self.modules]
-        self._trunk: list[_Held] = []
-        self._rest: list[_Held] = []
-        for module in self.modules:
-            held = self._trunk if id(module) in trunks else self._rest
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    stamp = (parameter.data_ptr(), _version(parameter))
-                    held.append((module._parameters, name, parameter, *stamp))
+        self._children = [m._modules for m in self.modules if m._modules]
+        self._no_children = [m._modules for m in self.modules if not m._modules]
+        self._kept_children = [list(held.values()) for held in self._children]
+        self._hooks = [
+            hooks for m in self.modules for hooks in (m._forward_hooks, m._forward_pre_hooks)
+        ]
+        self._trunk = _Weights([m for m in self.modules if id(m) in trunks])
+        self._rest = _Weights([m for m in self.modules if id(m) not in trunks])
 
     @property
     def device(self) -> torch.device | None:
         """Where the trunks are; None if they have no weights."""
-        return self._trunk[0][2].device if self._trunk else None
+        found = self._trunk.parameters
+        return found[0].device if found else None
 
-    def same_modules(self) -> bool:
-        """Whether the model still consists of the same module objects."""
-        return all(
-            len(now) == len(then) and all(now[name] is then[name] for name in then)
-            for now, then in self._children
-            if then or now
-        )
+    def hooked(self) -> bool:
+        """Whether some module has hooks, which recorded work would not run."""
+        return any(self._hooks)
 
     def same_state(self) -> bool:
         """Whether memory computed with these weights still fits them."""
         return (
             self._loads == self._session.loads
-            and self.same_modules()
-            and all(
-                held.get(name) is parameter
-                and parameter.data_ptr() == pointer
-                and _version(parameter) == version
-                for held, name, parameter, pointer, version in self._trunk
-            )
+            and [list(held.values()) for held in self._children] == self._kept_children
+            and not any(self._no_children)
+            and self._trunk.in_place()
+            and self._trunk.unwritten()
         )
 
     def same_places(self) -> bool:
-        """Whether every weight, also outside the trunks, still lies where it lay."""
-        return all(
-            held.get(name) is parameter and parameter.data_ptr() == pointer
-            for held, name, parameter, pointer, _ in self._rest
-        )
+        """Whether every weight outside the trunks still lies where it lay."""
+        return self._rest.in_place()
 
     def agrees(self, other: Census) -> bool:
         """Whether two censuses saw the same modules and weights."""
@@ -84,18 +74,38 @@ class Census:
             return True
 
         def seen(census: Census) -> list[Any]:
-            modules = [id(module) for module in census.modules]
-            return [*modules, *((id(h[2]), *h[3:]) for h in (*census._trunk, *census._rest))]
+            weights = (census._trunk, census._rest)
+            return [
+                [id(module) for module in census.modules],
+                *[[id(p) for p in part.parameters] for part in weights],
+                *[(part.pointers, part.versions) for part in weights],
+            ]
 
         return self._loads == other._loads and seen(self) == seen(other)
 
 
-# The dict that holds a parameter, its name there, the parameter, its pointer and version.
-_Held = tuple[dict[str, Any], str, Tensor, int, int]
+class _Weights:
+    """The parameters of some modules: objects, pointers and versions in flat lists."""
 
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._dicts = [m._parameters for m in modules if m._parameters]
+        self._kept = [list(held.values()) for held in self._dicts]
+        self.parameters = [p for held in self._kept for p in held if p is not None]
+        self.pointers = [p.data_ptr() for p in self.parameters]
+        self._tracked = [p for p in self.parameters if not p.is_inference()]
+        self.versions = [p._version for p in self._tracked]
 
-def _version(parameter: Tensor) -> int:
-    return -1 if parameter.is_inference() else parameter._version
+    def in_place(self) -> bool:
+        """Whether the same parameters hold the same memory."""
+        try:  # lists compare identical objects without looking inside; others are tensors
+            same = [list(held.values()) for held in self._dicts] == self._kept
+        except RuntimeError:
+            return False
+        return same and [p.data_ptr() for p in self.parameters] == self.pointers
+
+    def unwritten(self) -> bool:
+        """Whether nobody wrote to them."""
+        return [p._version for p in self._tracked] == self.versions
 
 
 class WeightGuard:

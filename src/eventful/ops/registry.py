@@ -1,8 +1,9 @@
 """Backends of the tensor operations: which there are, which serves a call, how to force one.
 
 Every backend offers functions of the same names and signatures as `ops.reference`. Left
-alone, a call goes to the first backend in the order for its device that can serve it. A
-forced backend serves every call it offers or raises with the reason it cannot.
+alone, a call goes to the first backend in the order for its device that can serve it and does
+not yield to a faster one for its shapes. A forced backend serves every call it offers or
+raises with the reason it cannot.
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ def choose(operation: str, device: str, args: tuple[object, ...], kwargs: dict[s
         return forced
     for name in _ORDER.get(device, ()):
         if why_not(name, operation, *args, **kwargs) is None:
-            return name
+            yields = getattr(_load(name), "yields", None)
+            if yields is None or not yields(operation, args, kwargs):
+                return name
     return "eager"
 
 

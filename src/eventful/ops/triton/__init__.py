@@ -61,6 +61,19 @@ def refuse(operation: str, args: tuple[object, ...], kwargs: dict[str, object]) 
     return None if check is None else check(*args, **kwargs)
 
 
+def yields(operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+    """Whether a stock operator serves a call faster: attention that fills the device without us."""
+    if operation != "attend":
+        return False
+    q = args[0]
+    assert isinstance(q, Tensor)
+    if not q.is_cuda or kwargs.get("slots") is not None or kwargs.get("relative") is not None:
+        return False
+    batch, heads, queries, _ = q.shape
+    units = torch.cuda.get_device_properties(q.device).multi_processor_count
+    return batch * heads * -(-queries // 64) >= 4 * units
+
+
 def _flat(values: tuple[object, ...]) -> list[object]:
     found: list[object] = []
     for value in values:

@@ -244,10 +244,10 @@ def exchange_(
     slots: Tensor,
     width: int,
     *,
-    rows: int = 64,
-    lanes: int = 64,
-    warps: int = 4,
-    stages: int = 2,
+    rows: int = 128,
+    lanes: int = 128,
+    warps: int = 8,
+    stages: int = 3,
 ) -> tuple[Tensor, Tensor]:
     """See `reference.exchange_`; of too many rows the first found are taken, not the worst."""
     batch, taken = picked.index.shape

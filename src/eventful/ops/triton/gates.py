@@ -62,12 +62,17 @@ def _pick(
     LEADING: tl.constexpr, SCENE: tl.constexpr, HAS_SLOTS: tl.constexpr, TILES: tl.constexpr,
     OWN: tl.constexpr, OTHER: tl.constexpr, WIDTH: tl.constexpr, SAMPLE: tl.constexpr,
 ):  # fmt: skip
+    if SCENE:  # noqa: SIM102 - the last program looks at the scene, the others at their tokens
+        if tl.program_id(0) == tl.num_programs(0) - 1:
+            _scene(
+                errors, slots, scenes, report, tokens, cut_factor, cut_fraction, cut_momentum,
+                HAS_SLOTS, TILES, OTHER, SAMPLE,
+            )  # fmt: skip
+            return
     stream = tl.program_id(1)
-    slot = tl.load(slots + stream) if HAS_SLOTS else stream
     level = tl.load(levels + stream)
     cap = tl.load(caps + stream)
     turn = tl.load(turns + stream).to(tl.int32) if period > 0 else 0
-    before = tl.load(scenes + slot) if SCENE else 0.0
     errors += stream * tokens
 
     start = tl.program_id(0) * OWN
@@ -80,7 +85,6 @@ def _pick(
     bad = tl.zeros([OTHER], dtype=tl.int32)
     above = tl.zeros([OTHER], dtype=tl.int32)
     least = tl.zeros([OTHER], dtype=tl.int32)
-    far = tl.zeros([OTHER], dtype=tl.int32)
     home = start // OTHER
     for tile in range(TILES):
         j = tile * OTHER + tl.arange(0, OTHER)
@@ -90,8 +94,6 @@ def _pick(
         bad += ((error != error) | (error == float("inf"))).to(tl.int32)
         above += (real & (forced | (error > level))).to(tl.int32)
         least += forced.to(tl.int32)
-        if SCENE:
-            far += (real & (error > cut_factor * before)).to(tl.int32)
         key = tl.where(forced, 0x7FFFFFFF, error.to(tl.int32, bitcast=True))
         key = tl.where(real, key, -1)
         # Of equals the first is ahead. Tiles before one's own are ahead in place, those after are
@@ -133,25 +135,55 @@ def _pick(
                 tl.store(report + stream * 3 + 2, 0)
         else:
             tl.atomic_max(report + stream * 3, wanted)
-    if SCENE:  # who holds the median of the sample moves the running level
-        size = tl.minimum(tokens, SAMPLE)
-        k = tl.arange(0, SAMPLE)
-        at = (k.to(tl.int64) * tokens // size).to(tl.int32)
-        drawn = tl.load(errors + at, mask=k < size, other=0.0)
-        raw = tl.where(k < size, drawn.to(tl.int32, bitcast=True), -1)
-        first = (raw[None, :] == my_raw[:, None]) & (at[None, :] < i[:, None])
-        ahead = (raw[None, :] > my_raw[:, None]) | (first & (k < size)[None, :])
-        place = tl.sum(ahead.to(tl.int32), axis=1)
-        member = ((at[None, :] == i[:, None]) & (k < size)[None, :]).to(tl.int32)
-        middle = (place == size - (size - 1) // 2 - 1) & (tl.sum(member, axis=1) > 0)
-        if tl.sum(middle.to(tl.int32), axis=0) > 0:
-            median = tl.sum(tl.where(middle, mine, 0.0), axis=0)
-            known = before == before
-            moved = median + cut_momentum * (before - median)
-            after = tl.where(known, moved, median)
-            tl.store(scenes + slot, tl.where(finite, after, before))
-            share = tl.sum(far, axis=0).to(tl.float32) / tokens
-            tl.store(report + stream * 3 + 2, (known & (share > cut_fraction)).to(tl.int32))
+
+
+@triton.jit
+def _scene(
+    errors, slots, scenes, report, tokens, cut_factor, cut_fraction, cut_momentum,
+    HAS_SLOTS: tl.constexpr, TILES: tl.constexpr, OTHER: tl.constexpr, SAMPLE: tl.constexpr,
+):  # fmt: skip
+    """Whether the scene was cut; the running level moves toward the median of a sample."""
+    stream = tl.program_id(1)
+    slot = tl.load(slots + stream) if HAS_SLOTS else stream
+    before = tl.load(scenes + slot)
+    errors += stream * tokens
+    bad = tl.zeros([OTHER], dtype=tl.int32)
+    far = tl.zeros([OTHER], dtype=tl.int32)
+    for tile in range(TILES):
+        j = tile * OTHER + tl.arange(0, OTHER)
+        error = tl.load(errors + j, mask=j < tokens, other=0.0)
+        bad += ((error != error) | (error == float("inf"))).to(tl.int32)
+        far += ((j < tokens) & (error > cut_factor * before)).to(tl.int32)
+    finite = tl.sum(bad, axis=0) == 0
+    size = tl.minimum(tokens, SAMPLE)
+    k = tl.arange(0, SAMPLE)
+    at = (k.to(tl.int64) * tokens // size).to(tl.int32)
+    drawn = tl.load(errors + at, mask=k < size, other=0.0)
+    keys = tl.where(k < size, drawn.to(tl.int32, bitcast=True), -1)
+    # The k-th largest key, two bits at a time; three counts fit into one sum.
+    rank = size - (size - 1) // 2
+    found = tl.zeros([], dtype=tl.int32)
+    one = tl.full([], 1, tl.int32)
+    found = tl.where(tl.sum((keys >= (one << 30)).to(tl.int32), axis=0) >= rank, one << 30, found)
+    for step in tl.static_range(15):
+        shift: tl.constexpr = 28 - 2 * step
+        low, high = one << shift, one << (shift + 1)
+        packed = tl.sum(
+            (keys >= (found | low)).to(tl.int32)
+            + ((keys >= (found | high)).to(tl.int32) << 10)
+            + ((keys >= (found | low | high)).to(tl.int32) << 20),
+            axis=0,
+        )
+        digit = ((packed & 0x3FF) >= rank).to(tl.int32)
+        digit += (((packed >> 10) & 0x3FF) >= rank).to(tl.int32)
+        digit += ((packed >> 20) >= rank).to(tl.int32)
+        found = found | (digit << shift)
+    median = found.to(tl.float32, bitcast=True)
+    known = before == before
+    after = tl.where(known, median + cut_momentum * (before - median), median)
+    tl.store(scenes + slot, tl.where(finite, after, before))
+    share = tl.sum(far, axis=0).to(tl.float32) / tokens
+    tl.store(report + stream * 3 + 2, (known & (share > cut_fraction)).to(tl.int32))
 
 
 @triton.jit
@@ -172,7 +204,7 @@ def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
     places = torch.empty(batch, tokens, dtype=torch.int32, device=device)
     own, other = 8, max(8, min(512, triton.next_power_of_2(tokens)))
     cut = rule.cut or (0.0, 0.0, 0.0)
-    _pick[(triton.cdiv(tokens, own), batch)](
+    _pick[(triton.cdiv(tokens, own) + (rule.scene is not None), batch)](
         error, rule.level, rule.cap, rule.turn if rule.turn is not None else count,
         count if rule.slots is None else rule.slots, error if rule.scene is None else rule.scene,
         index, count, places, report,
