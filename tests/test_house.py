@@ -48,6 +48,7 @@ FLOORS = (
     {
         "budget",
         "calls",
+        "costs",
         "snapshot",
         "residence",
         "tenancy",

@@ -73,6 +73,9 @@ class Config:
         protect: always select class, register, distillation and detection tokens.
         max_age: refresh tokens in turn so that none is older than this many frames.
         scene_cut: flush by itself on a cut; None never does.
+        fallback: run dense, which refreshes everything, where more tokens pass the first gate
+            than an eventful step is worth on this machine (see `eventful.costs`). What is
+            computed then depends on measured times.
         rebase: condition number beyond which `exact` recomputes a row, or twice a fresh row's
             if that is more.
     """
@@ -89,6 +92,7 @@ class Config:
     protect: bool = True
     max_age: int | None = None
     scene_cut: SceneCut | None = field(default=None)
+    fallback: bool = False
     rebase: float = 100.0
 
     def __post_init__(self) -> None:
@@ -124,7 +128,7 @@ class Config:
     @classmethod
     def fast(cls, policy: Policy | None = None, **options: Any) -> Config:
         """One selection per frame, the default: cheapest to run, about as accurate as any."""
-        defaults: dict[str, Any] = {"max_age": 64, "scene_cut": SceneCut()}
+        defaults: dict[str, Any] = {"max_age": 64, "scene_cut": SceneCut(), "fallback": True}
         return cls(policy or NoiseThreshold(), **{**defaults, **options})
 
     @classmethod
@@ -135,6 +139,7 @@ class Config:
             "attention": "exact",
             "gate": "after-norm",
             "scene_cut": SceneCut(),
+            "fallback": True,
         }
         return cls(policy or NoiseThreshold(), **{**defaults, **options})
 

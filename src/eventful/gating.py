@@ -71,6 +71,10 @@ def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection
         selection = Selection.everything(current.shape[0], current.shape[1], current.device)
     else:
         selection = _select(step, spec, kind, current, errors)
+        if leading and step.most is not None and selection.width > step.most:
+            step.flush([True] * selection.batch)
+            step.record.fallback = True
+            selection = Selection.everything(current.shape[0], current.shape[1], current.device)
     _remember(step, gate, current, selection)
     step.record_gate(gate, selection, errors.get(step.policies[0].order))
     return selection

@@ -98,6 +98,7 @@ class Outcome:
         record: makes the record, which nobody may ask for.
         report, sound: see `Resident`, as they arrive on the host.
         told: event after which `report` is there; `sound` is there with the next step's.
+        replayed: the step was recorded work, whose time says what such steps cost.
     """
 
     result: Any
@@ -105,6 +106,7 @@ class Outcome:
     report: Tensor
     sound: Tensor
     told: Any
+    replayed: bool = False
 
 
 @dataclass(frozen=True)
@@ -293,7 +295,7 @@ class Residence:
                 if maps:
                     made = record()
                     record = partial(lambda value: value, made)
-                return Outcome(result, record, host.report, host.sound, told[0])
+                return Outcome(result, record, host.report, host.sound, told[0], replayed=True)
         step = fresh()
         assert step.resident is not None
         step.resident.gated = tell

@@ -63,6 +63,7 @@ class StepRecord:
         positions: (N, D) of each trunk that adds a position encoding to its tokens.
         frame_gates: (N, D) of each gate of gating `frame`.
         layouts: token layout by trunk.
+        fallback: the step ran dense because so many tokens had changed that it was cheaper.
     """
 
     config: Config
@@ -72,6 +73,7 @@ class StepRecord:
     blocks: dict[str, BlockRecord] = field(default_factory=dict)
     positions: dict[str, tuple[int, int]] = field(default_factory=dict)
     frame_gates: list[tuple[int, int]] = field(default_factory=list)
+    fallback: bool = False
     clock: Callable[[], float] = field(default=lambda: 0.0, repr=False)
 
     @property
@@ -223,6 +225,7 @@ class Step:
         flushing: (B,) streams that recompute everything in this step; a scene cut adds to it.
         layouts: token layout by trunk.
         keep_maps: keep error maps and masks in the record.
+        most: tokens through the first gate beyond which the step runs dense; None for never.
         taps: by trunk, blocks whose full output the model's caller will see.
         selections: the frame gate's choice by trunk, for gating `frame`.
         compact: trunks whose blocks now pass only the selected tokens on.
@@ -237,6 +240,7 @@ class Step:
     flushing: list[bool]
     layouts: dict[str, TokenLayout]
     keep_maps: bool = False
+    most: int | None = None
     taps: dict[str, set[int]] = field(default_factory=dict)
     selections: dict[str, Selection] = field(default_factory=dict)
     compact: set[str] = field(default_factory=set)

@@ -16,6 +16,7 @@ from eventful.adapters.base import Session
 from eventful.calls import Call
 from eventful.config import Config
 from eventful.conversion import find_session, plain_attention
+from eventful.costs import Costs, cost_key, enabled
 from eventful.errors import (
     ConcurrentUseError,
     ConfigError,
@@ -59,6 +60,7 @@ class Stepper:
         self._weights = WeightGuard(model, session)
         self._constants: dict[Any, Any] = {}
         self._tenancy: Tenancy | None = None
+        self._costs: dict[int, Costs] = {}  # by number of frames
         self._described: Tensor | None = None  # the frame being stepped, for messages
         self._sized: tuple[tuple[int, int], dict[str, TokenLayout]] | None = None
         self._busy = threading.Lock()
@@ -85,6 +87,7 @@ class Stepper:
             self._signature = None
             self._weights.drop()
             self._constants.clear()
+            self._costs.clear()
             self._last = None
 
     def _clear(self) -> None:
@@ -97,6 +100,7 @@ class Stepper:
         with self._alone():
             self._weights.forget()
             self._constants.clear()
+            self._costs.clear()
             self._settle()
             self._move_out()
             self._state.map(lambda tensor: tensor.to(device))
@@ -207,10 +211,13 @@ class Stepper:
         tenancy.residence.use_weights(census)
         state = self._state.take(rows)
         assert isinstance(state, SlotState)
+        layouts = self._layouts(call.frame)
+        costs = self._costs_of(call.frame, layouts)
         clock = _start_clock(call.frame.device)
         try:
-            result, record = tenancy.step(
-                call, state, policies, self._layouts(call.frame), self._launch,
+            result, record, worth = tenancy.step(
+                call, state, policies, layouts, self._launch,
+                most=None if costs is None else 0 if costs.wants_dense else costs.most,
                 maps=self.maps, capture=not census.hooked(),
             )  # fmt: skip
         except BaseException:
@@ -219,6 +226,8 @@ class Stepper:
             raise
         self._state.put(rows, state)
         read = clock()
+        if costs is not None and worth is not None:
+            costs.note_later(worth[0], read, dense=worth[1])
 
         def timed() -> StepRecord:
             made = record()
@@ -253,8 +262,11 @@ class Stepper:
         self, state: StreamState, policies: list[Policy], call: Call, *, everything: bool
     ) -> tuple[Any, StepRecord]:
         flushing = [everything or frames < 0 for frames in state.frames]
+        layouts = self._layouts(call.frame)
+        costs = self._costs_of(call.frame, layouts)
         step = Step(
-            self.config, state, policies, flushing, self._layouts(call.frame), self.maps,
+            self.config, state, policies, flushing, layouts, self.maps,
+            most=None if costs is None else 0 if costs.wants_dense else costs.most,
             constants=self._constants,
         )  # fmt: skip
         clock = _start_clock(call.frame.device)
@@ -269,7 +281,27 @@ class Stepper:
         ]
         state.commit()
         step.record.clock = clock()
+        if costs is not None:
+            self._note(costs, step.record)
         return result, step.record
+
+    def _costs_of(self, frame: Tensor, layouts: dict[str, TokenLayout]) -> Costs | None:
+        """What steps like this cost; None where a stream does not fall back."""
+        if not self.config.fallback or len(layouts) != 1 or not enabled():
+            return None
+        batch, (layout,) = frame.shape[0], layouts.values()
+        if batch not in self._costs:
+            key = cost_key(self._session, frame, batch, layout.tokens)
+            self._costs[batch] = Costs(key, layout.tokens)
+        return self._costs[batch]
+
+    def _note(self, costs: Costs, record: StepRecord) -> None:
+        """Learn from a step; the first of a stream is not like the others."""
+        if self._signature is None or any(record.flushed) != all(record.flushed):
+            return
+        first = next(iter(record.gates.values()))
+        dense = all(record.flushed)
+        costs.note(int(first.counts.max()), record.ms, dense=dense)
 
     def _launch(self, step: Step, forward: Callable[[], Any]) -> Any:
         """Run a forward call as a step."""

@@ -37,6 +37,20 @@ class _Ticket:
     outcome: Outcome
 
 
+@dataclass
+class _Pass:
+    """One forward call of a step. `flush` and `width` are settled when it runs."""
+
+    call: Call
+    layouts: dict[str, TokenLayout]
+    launch: Launch
+    maps: bool
+    capture: bool
+    flush: bool
+    most: int | None
+    width: int = 0
+
+
 class Tenancy:
     """Runs resident steps of some streams, and reads their reports one frame late."""
 
@@ -136,59 +150,70 @@ class Tenancy:
         layouts: dict[str, TokenLayout],
         launch: Launch,
         *,
+        most: int | None,
         maps: bool,
         capture: bool,
-        everything: bool = False,
-    ) -> tuple[Any, Callable[[], StepRecord]]:
+    ) -> tuple[Any, Callable[[], StepRecord], tuple[int, bool] | None]:
         """Run one step of the streams in `state`, whose counts of frames are brought up to date.
 
         Streams that have to flush do so in a pass of their own, so that the others stay cheap.
+
+        Args:
+            most: tokens beyond which all of the step runs dense; None for never.
+
+        Returns:
+            The model's output, what makes the record, and, where the time of the step says
+            something about its cost, the tokens updated and whether it ran dense.
         """
-        late = [i for i, frames in enumerate(state.frames) if frames < 0 and not everything]
+        late = [i for i, frames in enumerate(state.frames) if frames < 0]
         rest = [i for i in range(len(state)) if i not in late]
         if not (late and rest) or call.key() is None:
-            flush = everything or bool(late)
-            return self._pass(call, state, policies, layouts, launch, flush, maps, capture)
+            plan = _Pass(call, layouts, launch, maps, capture, flush=bool(late), most=most)
+            result, record, replayed = self._pass(plan, state, policies)
+            worth = (plan.width, plan.flush) if replayed else None
+            return result, record, worth
         parts = []
         for rows in (late, rest):
             part = state.take(rows)
             assert isinstance(part, SlotState)
-            parts.append(
-                self._pass(
-                    call.of_rows(rows), part, [policies[i] for i in rows], layouts, launch,
-                    rows is late, maps, capture,
-                )
-            )  # fmt: skip
+            plan = _Pass(
+                call.of_rows(rows), layouts, launch, maps, capture, flush=rows is late, most=most
+            )
+            parts.append(self._pass(plan, part, [policies[i] for i in rows]))
             state.put(rows, part)
         places = torch.tensor(late + rest, device=call.frame.device).argsort()
-        result = _join([result for result, _ in parts], places, len(state))
-        return result, lambda: join_records([record() for _, record in parts], places)
+        result = _join([part[0] for part in parts], places, len(state))
+        return result, lambda: join_records([part[1]() for part in parts], places), None
 
     def _pass(
-        self,
-        call: Call,
-        state: SlotState,
-        policies: list[Policy],
-        layouts: dict[str, TokenLayout],
-        launch: Launch,
-        flush: bool,
-        maps: bool,
-        capture: bool,
-    ) -> tuple[Any, Callable[[], StepRecord]]:
-        (layout,) = layouts.values()
+        self, plan: _Pass, state: SlotState, policies: list[Policy]
+    ) -> tuple[Any, Callable[[], StepRecord], bool]:
+        """One forward call for streams that all flush, or none; tells whether it was a replay."""
+        (layout,) = plan.layouts.values()
         dials = [d for policy in policies if (d := dials_of(policy, layout.tokens)) is not None]
-        width = layout.tokens if flush else self._width(dials, state, layout)
+        width = layout.tokens if plan.flush else self._width(dials, state, layout)
+        fell_back = plan.most is not None and not plan.flush and width > plan.most
+        plan.flush = plan.flush or fell_back
+        plan.width = layout.tokens if plan.flush else width
         before = list(state.frames)
         try:
             outcome = self.residence.step(
-                call, state, dials, policies, layouts, width, launch,
-                self._host(len(state), call.frame.device), flush=flush, maps=maps, capture=capture,
+                plan.call, state, dials, policies, plan.layouts, plan.width, plan.launch,
+                self._host(len(state), plan.call.frame.device),
+                flush=plan.flush, maps=plan.maps, capture=plan.capture,
             )  # fmt: skip
         except FlushRequired:
-            return self._pass(call, state, policies, layouts, launch, True, maps, capture)
-        state.frames = [0 if flush else n + 1 for n in before]
+            plan.flush = True
+            return self._pass(plan, state, policies)
+        state.frames = [0 if plan.flush else n + 1 for n in before]
         self._pending.append(_Ticket(list(state.rows), before, outcome))
-        return outcome.result, outcome.record
+
+        def record() -> StepRecord:
+            made = outcome.record()
+            made.fallback = fell_back
+            return made
+
+        return outcome.result, record, outcome.replayed
 
     def settle_now(self, state: SlotState) -> None:
         """With check='sync', wait for the step just queued and raise if it failed."""

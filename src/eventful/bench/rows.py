@@ -66,7 +66,9 @@ class Setting:
 
     def config(self, preset: str, r: int) -> Config:
         """The update rule of one contender. A benchmark decides itself what is a flush."""
-        plain: dict[str, object] = {"scene_cut": None} if preset in ("fast", "exact") else {}
+        plain: dict[str, object] = {}
+        if preset in ("fast", "exact"):
+            plain = {"scene_cut": None, "fallback": False}
         return Config.preset(preset, TopR(r), **plain)
 
 
