@@ -189,6 +189,22 @@ def test_attend(backend, kind, batch, heads, queries, keys, head, poison):
         close(ops.attend(*parts, 0.3, slots=slots), expected, kind)
 
 
+@both
+@kinds
+@pytest.mark.parametrize(("batch", "heads", "queries", "keys", "head"), SHAPES)
+def test_attend_partial(backend, kind, batch, heads, queries, keys, head, poison):
+    q, k, v = (
+        ops.split_heads(make(batch, n, heads * head, kind=kind, seed=s), heads)
+        for s, n in enumerate((queries, keys, keys))
+    )
+    expected = reference.attend_partial(q, k, v, 0.3)
+    with eventful.use_backend(backend):
+        out, lse = ops.attend_partial(q, k, v, 0.3)
+    assert out.dtype == lse.dtype == torch.float32
+    close(out, expected[0], kind)
+    close(lse, expected[1], torch.float32)
+
+
 GRIDS = [((4, 4), (4, 4)), ((5, 7), (5, 7)), ((6, 20), (3, 10)), ((3, 33), (3, 33))]
 
 

@@ -83,6 +83,7 @@ class Costs:
         self._steps: dict[int, list[float]] = {}
         self._pending: list[tuple[int, Callable[[], float]]] = []
         self._noted = 0
+        self._most: int | None = None
         self._read()
 
     @property
@@ -93,6 +94,11 @@ class Costs:
     @property
     def most(self) -> int:
         """The number of updated tokens up to which an eventful step is worth it."""
+        if self._most is None:
+            self._most = self._break_even()
+        return self._most
+
+    def _break_even(self) -> int:
         tokens = self._tokens
         known = {
             share * tokens / _BINS: statistics.median(times)
@@ -118,6 +124,8 @@ class Costs:
         kept = self._dense if dense else self._steps.setdefault(share, [])
         kept.append(ms)
         del kept[:-_KEPT]
+        if len(kept) < _KEPT or self._noted % _KEPT == 0:
+            self._most = None
         self._noted += 1
         if self._noted in (8, 32) or self._noted % _SAVE_EVERY == 0:
             self.save()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +36,31 @@ from eventful.weights import Census, WeightGuard
 
 # What frames must have in common: shape, dtype, device, and the dtype of autocast ('' without).
 Signature = tuple[tuple[int, ...], torch.dtype, torch.device, str]
+
+
+class _Alone:
+    """Holds a stream's lock, and leaves inference mode, for the length of a block."""
+
+    __slots__ = ("_lock", "_mode")
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._mode: Any = None
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise ConcurrentUseError(
+                "This stream is being stepped by another thread. A stream is one video in order: "
+                "give each thread its own Stream (they can share the model), or use a StreamBatch."
+            )
+        if torch.is_inference_mode_enabled():  # or the state could only ever be written inside it
+            self._mode = torch.inference_mode(False)
+            self._mode.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._mode is not None:
+            self._mode.__exit__(*raised)
+        self._lock.release()
 
 
 class Stepper:
@@ -120,19 +144,9 @@ class Stepper:
         self._settle()
         return self._state.move_out() if isinstance(self._state, SlotState) else self._state
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        if not self._busy.acquire(blocking=False):
-            raise ConcurrentUseError(
-                "This stream is being stepped by another thread. A stream is one video in order: "
-                "give each thread its own Stream (they can share the model), or use a StreamBatch."
-            )
-        try:
-            # Out of inference mode, or the state could only ever be written inside it.
-            with torch.inference_mode(False):
-                yield
-        finally:
-            self._busy.release()
+    def _alone(self) -> _Alone:
+        """One thread at a time, and out of inference mode."""
+        return _Alone(self._busy)
 
     def _run(self, rows: Sequence[int], policies: Sequence[Policy | None], call: Call) -> Any:
         """Step the streams in `rows`; on any exception the state is as it was."""
@@ -144,7 +158,7 @@ class Stepper:
             recorded = False
             census = self._weights.check()
             _check_mode(census)
-        self._check_frame(call.frame, census)
+        signature = self._check_frame(call.frame, census)
         ready = _policies_set(policies)
         if self._lodge(call.frame, ready):
             result, record = self._resident_step(rows, ready, call, census)
@@ -152,7 +166,7 @@ class Stepper:
             result, record = self._plain_step(rows, ready, call)
         if recorded:
             self._check_late(rows)
-        self._signature = _signature(call.frame)
+        self._signature = signature
         self._weights.remember(census)
         self._last = record
         if self._tenancy is not None and isinstance(self._state, SlotState):
@@ -334,7 +348,7 @@ class Stepper:
         """What the frame must be like; None before the first."""
         return self._signature
 
-    def _check_frame(self, frame: Tensor, census: Census) -> None:
+    def _check_frame(self, frame: Tensor, census: Census) -> Signature:
         if frame.shape[0] == 0:
             raise FrameError("A batch of no frames; pass at least one.")
         if frame.requires_grad and torch.is_grad_enabled():
@@ -345,13 +359,13 @@ class Stepper:
         device = census.device or frame.device
         if frame.device != device:
             raise FrameError(f"The frame is on {frame.device}, the model on {device}; move one.")
-        expected = self._expected(frame)
-        if expected is not None and _signature(frame) != expected:
+        expected, signature = self._expected(frame), _signature(frame)
+        if expected is not None and signature != expected:
             raise FrameError(
-                f"The stream holds {_describe(expected)}, this frame is "
-                f"{_describe(_signature(frame))}. Convert the frame, or start over with "
-                "stream.reset()."
+                f"The stream holds {_describe(expected)}, this frame is {_describe(signature)}. "
+                "Convert the frame, or start over with stream.reset()."
             )
+        return signature
 
 
 def _check_mode(census: Census) -> None:
@@ -372,6 +386,8 @@ def _check_finite(frame: Tensor) -> None:
 
 def find_frame(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The first tensor passed by place, else the one under the name models use for frames."""
+    if args and isinstance(args[0], Tensor) and args[0].dim() >= 3:
+        return args[0]
     named = [
         kwargs[key]
         for key in (getattr(model, "main_input_name", ""), "pixel_values")
@@ -385,9 +401,8 @@ def find_frame(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def refuse_attentions(model: nn.Module, kwargs: dict[str, Any]) -> None:
     """Raise where the caller, or the model's own config, asks for attention maps."""
-    wanted = kwargs.get(
-        "output_attentions", getattr(getattr(model, "config", None), "output_attentions", None)
-    )
+    config = vars(model).get("config")  # a plain attribute, where models have one
+    wanted = kwargs.get("output_attentions", getattr(config, "output_attentions", None))
     if wanted:
         raise UnsupportedError(
             "output_attentions=True: inside a stream attention maps are never whole. Call the "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eventful.ops.reference import ExactMemory
-from eventful.ops.triton.attention import attend, relative_logits
+from eventful.ops.triton.attention import attend, attend_partial, relative_logits
 from eventful.ops.triton.exact import add_held, exchange_, gate_error, gate_rows, recompute_
 from eventful.ops.triton.gates import MOST_TOKENS, error_norm, pick
 from eventful.ops.triton.rows import add_norm, take_slots, write_rows_
@@ -22,6 +22,7 @@ __all__ = [
     "add_held",
     "add_norm",
     "attend",
+    "attend_partial",
     "attend_windows",
     "error_norm",
     "exchange_",
@@ -128,6 +129,19 @@ def _attend(
     return None
 
 
+def _attend_partial(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    valid: Tensor | None = None,
+) -> str | None:
+    if valid is not None:
+        return "it attends to every key"
+    return _attend(q, k, v, scale, bias)
+
+
 def _attend_windows(q: Tensor, k: Tensor, v: Tensor, *rest: object, **named: object) -> str | None:
     if not q.dtype == k.dtype == v.dtype:
         return "queries, keys and values differ in dtype"
@@ -156,6 +170,7 @@ _CHECKS: dict[str, Callable[..., str | None]] = {
     "pick": _pick,
     "add_norm": _add_norm,
     "attend": _attend,
+    "attend_partial": _attend_partial,
     "attend_windows": _attend_windows,
     "take_slots": _take_slots,
     "add_held": _gate,

@@ -309,6 +309,20 @@ def attend(
     return run(q, k, v, scale, relative, slots, with_lse=False)[0].transpose(1, 2)
 
 
+def attend_partial(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    valid: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See `reference.attend_partial`; over all keys, without a bias."""
+    out, lse = run(q, k, v, scale, None, None, with_lse=True)
+    assert lse is not None
+    return out.transpose(1, 2), lse.transpose(1, 2)
+
+
 @triton.jit
 def _relative_logits(
     q, rows, columns, index, down, across,
