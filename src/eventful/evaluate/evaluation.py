@@ -104,7 +104,7 @@ def evaluate(
     data = replace(data, videos=data.videos[: settings.videos])
     _check(experiment, data)
     variants, left_out = _with_weights(experiment, settings)
-    statistics = _padding(experiment, data) if experiment.kind == "padding" else {}
+    statistics = _padding(experiment, settings, data) if experiment.kind == "padding" else {}
     if not variants and not statistics:
         raise ConfigError(
             f"No weights for any variant of {experiment.name}: give "
@@ -223,10 +223,13 @@ def _score(run: _Run, variant: Variant, results: Sequence[VideoResult]) -> dict[
     return action.score(results)
 
 
-def _padding(experiment: Experiment, data: VideoSet) -> dict[str, float]:
+def _padding(experiment: Experiment, settings: Settings, data: VideoSet) -> dict[str, float]:
     """What the sizes of the images alone tell."""
     variant = experiment.variants[0]
-    config = detector_config(len(data.classes), variant.size or 1024, False, "bicubic")
+    if variant.weights in settings.weights:
+        config = _weights(variant, settings).vitdet_config()
+    else:
+        config = detector_config(len(data.classes), variant.size or 1024, False, "bicubic")
     made = padding.mean_padding(data.videos, config)
     tokens = (config.backbone.size // config.backbone.patch) ** 2
     if variant.r is not None:

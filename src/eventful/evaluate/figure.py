@@ -47,7 +47,7 @@ def draw_tradeoff(report: Report, path: Path) -> list[Path]:
             if len(sizes) > 1 or size is not None:
                 axis.set_title(f"{size} px" if size else "own size", loc="left", fontsize=9.5)
         figure.suptitle(report.experiment.title, x=0.01, ha="left", fontsize=11.5, weight="bold")
-        _legend(figure, axes[0])
+        _legend(figure, axes[0], published=_published(report.rows))
         figure.tight_layout(rect=(0, 0.0, 1, 0.99))
         written = [path, path.with_suffix(".pdf")]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def _panel(axis: Any, rows: Sequence[Row], lines: Sequence[str], report: Report)
             _dense(axis, row, metric)
     for index, name in enumerate(lines):
         own = [row for row in rows if row.preset != DENSE and _line(row) == name]
-        _curve(axis, own, name, metric, index)
+        _curve(axis, own, name, metric, index, few=len(lines) < 3)
     axis.set_xlabel(UNITS[report.experiment.model])
     axis.set_ylabel(f"{METRICS[metric]} (%)")
     axis.grid(color=GRID, linewidth=0.8)
@@ -103,7 +103,9 @@ def _dense(axis: Any, row: Row, metric: str) -> None:
         )
 
 
-def _curve(axis: Any, rows: Sequence[Row], name: str, metric: str, index: int) -> None:
+def _curve(
+    axis: Any, rows: Sequence[Row], name: str, metric: str, index: int, *, few: bool
+) -> None:
     if not rows:
         return
     skipping = rows[0].preset == SKIP
@@ -130,8 +132,9 @@ def _curve(axis: Any, rows: Sequence[Row], name: str, metric: str, index: int) -
             zorder=3,
             label=name,
         )
-        for cost, accuracy, row in measured:
-            if row.r is not None and not skipping:
+        for place, (cost, accuracy, row) in enumerate(measured):
+            # With many lines only their ends have room for a number.
+            if row.r is not None and not skipping and (few or place == 0):
                 axis.annotate(
                     str(row.r),
                     (cost, accuracy),
@@ -158,22 +161,29 @@ def _curve(axis: Any, rows: Sequence[Row], name: str, metric: str, index: int) -
             markerfacecolor="white",
             linewidth=1.0,
             zorder=2,
-            label="as published" if index == 0 else None,
         )
 
 
-def _legend(figure: Any, axes: Sequence[Any]) -> None:
+def _published(rows: Sequence[Row]) -> bool:
+    return any(row.published_accuracy is not None for row in rows)
+
+
+def _legend(figure: Any, axes: Sequence[Any], *, published: bool) -> None:
     found: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
+    if published:
+        (found["as published"],) = axes[0].plot(
+            [], [], color=FAINT, linewidth=1.0, marker="o", markersize=4.5, markerfacecolor="white"
+        )
     if found:
         figure.legend(
             list(found.values()),
             list(found),
             loc="upper center",
             bbox_to_anchor=(0.5, 0.02),
-            ncols=min(4, len(found)),
+            ncols=min(5, len(found)),
             frameon=False,
             fontsize=8.5,
         )

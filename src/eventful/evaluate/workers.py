@@ -144,10 +144,22 @@ class Workers:
                     ) from None
 
 
+def _next(inbox: Any) -> Item | None:
+    """The next item; None where there are no more, or nobody is left to ask for them."""
+    parent = multiprocessing.parent_process()
+    while parent is None or parent.is_alive():
+        try:
+            item: Item | None = inbox.get(timeout=_PATIENCE)
+            return item
+        except queue.Empty:
+            continue
+    return None
+
+
 def work(inbox: Any, outbox: Any, device: str, threads: int) -> None:
     """The life of one process: items in, what became of them out, until None comes in."""
     torch.set_num_threads(threads)
-    for item in iter(inbox.get, None):
+    for item in iter(lambda: _next(inbox), None):
         try:
             item.run(device, lambda frames: outbox.put(("tick", 0, frames)))
             outbox.put(("done", item.index, None))

@@ -130,7 +130,7 @@ def _mark_flushes(axis: Any, steps: Sequence[UpdateStep]) -> None:
     for step in steps:
         if step.flush:
             axis.annotate(
-                "flush", (step.index, step.macs / 1e9), xytext=(10, -5),
+                "flush", (step.index + 0.5, step.macs / 1e9), xytext=(4, -5),
                 textcoords="offset points", fontsize=8, color=BLUE, va="top",
             )  # fmt: skip
 
