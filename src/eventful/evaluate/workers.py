@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -144,22 +146,24 @@ class Workers:
                     ) from None
 
 
-def _next(inbox: Any) -> Item | None:
-    """The next item; None where there are no more, or nobody is left to ask for them."""
+def _end_with_parent() -> None:
+    """See to it that this process does not outlive the one that asks, however that one ends."""
     parent = multiprocessing.parent_process()
-    while parent is None or parent.is_alive():
-        try:
-            item: Item | None = inbox.get(timeout=_PATIENCE)
-            return item
-        except queue.Empty:
-            continue
-    return None
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)  # the main thread may be waiting for the rest of a message
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def work(inbox: Any, outbox: Any, device: str, threads: int) -> None:
     """The life of one process: items in, what became of them out, until None comes in."""
     torch.set_num_threads(threads)
-    for item in iter(lambda: _next(inbox), None):
+    _end_with_parent()
+    for item in iter(inbox.get, None):
         try:
             item.run(device, lambda frames: outbox.put(("tick", 0, frames)))
             outbox.put(("done", item.index, None))
