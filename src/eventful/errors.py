@@ -85,3 +85,11 @@ class MalformedDataError(DataError, ValueError):
 
 class DamagedMediaError(DataError):
     """An image or video that is there and cannot be decoded."""
+
+
+class RunError(EventfulError):
+    """A folder of results that belongs to another run, or lacks what is asked of it."""
+
+
+class WorkerError(EventfulError):
+    """A process that was working on part of the data came to an unexpected end."""

@@ -13,6 +13,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from eventful.cli.evaluate import evaluate
+from eventful.cli.visualize import visualize
+
 app = typer.Typer(
     name="eventful",
     help="Run vision transformers on video and pay only for what changed.",
@@ -27,6 +30,8 @@ data = typer.Typer(help="Look at datasets on disk.", no_args_is_help=True)
 app.add_typer(data, name="data")
 weights = typer.Typer(help="Published weights for this package's models.", no_args_is_help=True)
 app.add_typer(weights, name="weights")
+app.add_typer(evaluate, name="evaluate")
+app.command()(visualize)
 
 
 class RunUnlessNamed(TyperGroup):

@@ -39,7 +39,12 @@ def spatial_shapes(size: int) -> tuple[BlockShape, ...]:
 
 def temporal_shapes(size: int) -> tuple[BlockShape, ...]:
     """The blocks of ViViT-B's temporal model, which is never eventful."""
-    model, adapter = _vivit(size), OwnViT()
+    return temporal_blocks(_vivit(size))
+
+
+def temporal_blocks(model: ViViT) -> tuple[BlockShape, ...]:
+    """The blocks of a ViViT's temporal model."""
+    adapter = OwnViT()
     layout = TokenLayout((1, model.config.steps), prefix=1)
     return tuple(
         adapter.spec(model.temporal, block).shape(layout, Config.paper())

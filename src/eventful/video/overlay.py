@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eventful.adapters import libraries
+from eventful.errors import ConfigError
 from eventful.layout import TokenLayout
 from eventful.step import StepRecord
 
@@ -36,14 +37,44 @@ class UpdateView:
     mask: Tensor
 
     @classmethod
-    def of(cls, frame: Tensor, record: StepRecord) -> UpdateView:
-        """From one frame (1, 3, H, W) and the record of a stream with `maps=True`."""
+    def of(cls, frame: Tensor, record: StepRecord, gate: str | None = None) -> UpdateView:
+        """From one frame (1, 3, H, W) and the record of a stream with `maps=True`.
+
+        Args:
+            gate: full name of the gate to look at; None for the first.
+        """
         layout = next(iter(record.layouts.values()))
-        mask = record.mask
-        if mask is None:
+        seen = record.gates[find_gate(record, gate)]
+        if seen.mask is None:
             raise ValueError("The record holds no maps; make the stream with maps=True.")
-        error = torch.zeros(mask.shape) if record.error is None else record.error.float().cpu()
-        return cls(frame[0].cpu(), _grid(error[0], layout), _grid(mask[0].cpu(), layout))
+        error = torch.zeros(seen.mask.shape) if seen.error is None else seen.error.float().cpu()
+        return cls(frame[0].cpu(), _grid(error[0], layout), _grid(seen.mask[0].cpu(), layout))
+
+    def cut(self, rows: int, columns: int) -> UpdateView:
+        """The same without what lies beyond so many rows and columns of tokens: the padding."""
+        return replace(self, error=self.error[:rows, :columns], mask=self.mask[:rows, :columns])
+
+
+def find_gate(record: StepRecord, name: str | None) -> str:
+    """The full name of a gate from its end (`2.qkv`); the first gate where no name is given."""
+    names = list(record.gates)
+    if name is None:
+        return names[0]
+    found = [full for full in names if full == name] or [
+        full for full in names if f".{full}".endswith(f".{name}")
+    ]
+    if len(found) != 1:
+        shown = ", ".join(names[:7]) + (", ..." if len(names) > 7 else "")
+        problem = "several gates" if found else "no gate"
+        raise ConfigError(f"There is {problem} {name!r}; the gates are {shown}.")
+    return found[0]
+
+
+def paper_gate(record: StepRecord) -> str:
+    """The gate of the paper's last figure: ahead of QKV in the third block, or nearly that."""
+    names = list(record.gates)
+    leading = [name for name in names if name.endswith((".qkv", ".block"))]
+    return leading[min(2, len(leading) - 1)] if leading else names[0]
 
 
 def _grid(values: Tensor, layout: TokenLayout) -> Tensor:
@@ -61,13 +92,21 @@ def contact_sheet(views: Sequence[UpdateView], path: str | Path) -> None:
 
 def _column(view: UpdateView, brightest: float) -> Tensor:
     size = view.frame.shape[-2:]
-    error = _heat(_enlarge(view.error / max(brightest, 1e-12), size))
-    mask = _enlarge(view.mask.float(), size)
-    shown = view.frame * (0.25 + 0.75 * mask)
-    edge = _edges(mask)
-    shown = torch.where(edge > 0, torch.tensor([1.0, 0.75, 0.1])[:, None, None], shown)
+    error = heat_picture(view, brightest)
     gap = torch.ones(3, GAP, size[1])
-    return torch.cat([view.frame, gap, error, gap, shown], dim=1)
+    return torch.cat([view.frame, gap, error, gap, mask_picture(view)], dim=1)
+
+
+def heat_picture(view: UpdateView, brightest: float) -> Tensor:
+    """The error as colours (3, H, W), `brightest` the value that becomes the lightest."""
+    return _heat(_enlarge(view.error / max(brightest, 1e-12), view.frame.shape[-2:]))
+
+
+def mask_picture(view: UpdateView, dim: float = 0.25) -> Tensor:
+    """The frame (3, H, W) with updated tokens as they are, the others `dim`, outlined between."""
+    mask = _enlarge(view.mask.float(), view.frame.shape[-2:])
+    shown = view.frame * (dim + (1 - dim) * mask)
+    return torch.where(_edges(mask) > 0, torch.tensor([1.0, 0.75, 0.1])[:, None, None], shown)
 
 
 def _enlarge(grid: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:

@@ -125,6 +125,14 @@ class VideoFile:
             )
         return torch.stack([found[stamp] for stamp in stamps])
 
+    @cached_property
+    def rate(self) -> float:
+        """Frames a second that are handed out; 25 where the file does not say."""
+        if self.fps is not None:
+            return self.fps
+        with _opened(self.path) as (_, stream):
+            return float(stream.average_rate or stream.guessed_rate or 25)
+
     @property
     def _step(self) -> int:
         """Typical distance between frames, in ticks of the stream."""

@@ -1,0 +1,329 @@
+"""The work behind `eventful evaluate`: from options to an experiment, and its report as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eventful.errors import ConfigError, UnsupportedError
+from eventful.evaluate import experiment as experiments
+from eventful.evaluate.evaluation import Progress, Settings, Silent, evaluate
+from eventful.evaluate.experiment import Experiment
+from eventful.evaluate.report import METRICS, UNITS, Report, Row
+from eventful.evaluate.runtime import measure_runtime
+from eventful.evaluate.variants import BASE, DENSE, SKIP, Variant
+
+LABELS = {DENSE: "Base model", "paper": "paper"}
+ACCURACIES = {"vitdet": ("coco_map50", "fgfa_map50"), "vivit": ("top1", "top5")}
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def asked(
+    model: str,
+    presets: Sequence[str] | None,
+    budgets: Sequence[str] | None,
+    thresholds: Sequence[float] | None,
+    size: int | None,
+) -> Experiment:
+    """The experiment that options on the command line describe."""
+    policies: list[dict[str, Any]] = [_budget(text) for text in budgets or ()]
+    policies += [{"h": h} for h in thresholds or ()]
+    variants: list[Variant] = []
+    names = list(dict.fromkeys(presets or (DENSE,)))
+    for preset in names:
+        if preset == SKIP:
+            continue
+        if preset == DENSE:
+            variants.append(Variant(LABELS[DENSE], DENSE, model, size))
+            continue
+        for policy in policies or [{}]:
+            variants.append(Variant(preset, preset, model, size, **policy))
+    if SKIP in names:
+        alike = experiments.skips(None, variants)
+        alone = [Variant("Frame skipping", SKIP, model, size, **policy) for policy in policies]
+        if not alike and not alone:
+            raise ConfigError(
+                "--preset skip runs dense on some frames only: say at which cost, with --r or "
+                "beside another preset."
+            )
+        variants += alike or alone
+    metric = ACCURACIES[model][0]
+    return Experiment(f"evaluate-{model}", _title(model), tuple(variants), model, metric=metric)
+
+
+def named(name: str, skip: bool) -> Experiment:
+    """A packaged experiment, with frame skipping beside its variants if asked for."""
+    made = experiments.load(name)
+    if not skip:
+        return made
+    return replace(made, variants=(*made.variants, *experiments.skips(None, list(made.variants))))
+
+
+def needed(data: Path | None, made: Experiment) -> Path:
+    """The data, or an error that says which."""
+    if data is None:
+        raise ConfigError(f"{made.name} needs --data: {made.data}.")
+    return data
+
+
+def settings(
+    data: Path,
+    weights: Sequence[str],
+    split: str | None,
+    size: int | None,
+    device: str,
+    dtype: str,
+    videos: int | None,
+    frames: int | None,
+    views: str | None,
+    workers: int,
+    threads: int | None,
+    out: Path | None,
+    resume: bool,
+) -> Settings:
+    """Options as settings."""
+    _check_device(device, dtype)
+    return Settings(
+        data=data,
+        weights=_files(weights),
+        split=split,
+        size=size,
+        device=device,
+        dtype=dtype,
+        videos=videos,
+        frames=frames,
+        views=_views(views or "4x3"),
+        workers=workers,
+        threads=threads,
+        out=out,
+        resume=resume,
+    )
+
+
+def run(made: Experiment, chosen: Settings, as_json: bool) -> None:
+    """Evaluate, and print the report."""
+    with _progress(quiet=as_json) as progress:
+        report = evaluate(made, chosen, progress)
+    if as_json:
+        print(json.dumps(report.plain(), indent=2))
+        return
+    _show(report, chosen.out)
+
+
+def run_runtime(
+    made: Experiment,
+    weights: Sequence[str],
+    device: str,
+    dtype: str,
+    frames: int | None,
+    views: str,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Time an experiment of kind `runtime`."""
+    _check_device(device, dtype)
+    with _progress(quiet=as_json) as progress:
+        report = measure_runtime(
+            made, _files(weights), device, dtype, frames or 10, _views(views), progress
+        )
+    if out is not None:
+        report.write(out)
+    if as_json:
+        print(json.dumps(report.plain(), indent=2))
+        return
+    _show(report, out)
+
+
+def show_experiments(as_json: bool) -> None:
+    """Print what comes with the package."""
+    loaded = [experiments.load(name) for name in experiments.names()]
+    if as_json:
+        rows = [
+            {
+                **{k: v for k, v in asdict(made).items() if k != "variants"},
+                "weights": list(made.weights),
+                "variants": [variant.key for variant in made.variants],
+            }
+            for made in loaded
+        ]
+        print(json.dumps(rows, indent=2))
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "in the paper", "what", "variants", "needs", box=box.SIMPLE_HEAD)
+    for made in loaded:
+        table.add_row(made.name, made.paper, made.title, str(len(made.variants)), made.data)
+    Console().print(table)
+
+
+def _title(model: str) -> str:
+    return {"vitdet": "ViTDet", "vivit": "ViViT"}[model]
+
+
+def _budget(text: str) -> dict[str, Any]:
+    """`768` or `12%` as the field of a variant."""
+    number = text.strip()
+    try:
+        if number.endswith("%"):
+            return {"fraction": float(number[:-1]) / 100}
+        return {"r": int(number)}
+    except ValueError:
+        raise ConfigError(
+            f"--r is a number of tokens or a percentage, 768 or 12%: {text!r}."
+        ) from None
+
+
+def _files(given: Sequence[str]) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for entry in given:
+        name, equals, path = entry.partition("=")
+        key, value = (name, path) if equals else (BASE, entry)
+        if key in files:
+            raise ConfigError(f"--weights {key} is given twice; name them, as in r200=FILE.")
+        files[key] = Path(value)
+    return files
+
+
+def _views(text: str) -> tuple[int, int]:
+    temporal, _, spatial = text.partition("x")
+    if not (temporal.isdigit() and spatial.isdigit() and int(temporal) and int(spatial)):
+        raise ConfigError(f"--views is temporal x spatial, such as 4x3: {text!r}.")
+    return int(temporal), int(spatial)
+
+
+def _check_device(device: str, dtype: str) -> None:
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UnsupportedError("No CUDA device here (`eventful doctor`); use --device cpu.")
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype is one of {', '.join(DTYPES)}: {dtype!r}.")
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Progress]:
+    if quiet:
+        yield Silent()
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("frames"),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, transient=True) as bars:
+        yield _Bar(bars)
+
+
+class _Bar:
+    """One line for each variant."""
+
+    def __init__(self, bars: Any) -> None:
+        self._bars = bars
+        self._task: Any = None
+
+    def begin(self, variant: Variant, frames: int, videos: int) -> None:
+        if self._task is not None:
+            self._bars.update(self._task, visible=False)
+        self._task = self._bars.add_task(f"{variant.key} ({videos} videos)", total=frames)
+
+    def advance(self, frames: int) -> None:
+        self._bars.advance(self._task, frames)
+
+
+def _show(report: Report, out: Path | None) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    made = report.experiment
+    title = f"{made.title} ({made.paper})" if made.paper else made.title
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    columns = _runtime_columns() if made.kind == "runtime" else _columns(report)
+    for name, justify, _ in columns:
+        table.add_column(name, justify=justify)
+    for row in report.rows:
+        table.add_row(*(cell(row) for _, _, cell in columns))
+    if report.rows:
+        console.print(table)
+    for name, value in report.statistics.items():
+        shown = f"{value:.1%}" if isinstance(value, float) else f"{value:,}"
+        console.print(f"{name.replace('_', ' '):28} {shown}", highlight=False)
+    for key, why in report.left_out.items():
+        console.print(f"left out: {key}, {why}", highlight=False, markup=False)
+    if report.problems:
+        console.print(
+            f"{len(report.problems)} problems with the data, left out; results.json has them"
+        )
+    if made.remark:
+        console.print(made.remark, highlight=False, markup=False)
+    if out is not None:
+        console.print(f"Results: {out}", highlight=False, markup=False)
+
+
+Columns = list[tuple[str, Any, Any]]
+
+
+def _columns(report: Report) -> Columns:
+    made = report.experiment
+    columns: Columns = [("variant", "left", _label), ("size", "right", lambda row: _n(row.size))]
+    columns.append(("r", "right", _policy))
+    for name in ACCURACIES[made.model]:
+        columns.append((f"{METRICS[name]} (%)", "right", lambda row, n=name: _f(getattr(row, n))))
+        if name == made.metric:
+            columns.append(("paper", "right", lambda row: _f(row.published_accuracy) or row.remark))
+    digits = 1 if made.model == "vitdet" else 3
+    columns.append((UNITS[made.model], "right", lambda row: _f(row.operations, digits)))
+    columns.append(("paper", "right", lambda row: _f(row.published_operations, digits)))
+    columns.append(("saved", "right", lambda row: _f(row.saving, 1, "x")))
+    if not any(row.published_accuracy or row.published_operations for row in report.rows):
+        columns = [column for column in columns if column[0] != "paper"]
+    return columns
+
+
+def _runtime_columns() -> Columns:
+    return [
+        ("model", "left", lambda row: row.model),
+        ("variant", "left", _label),
+        ("size", "right", lambda row: _n(row.size)),
+        ("r", "right", _policy),
+        ("first (ms)", "right", lambda row: _f(row.first_ms, 1)),
+        ("ms", "right", lambda row: _f(row.ms, 1)),
+        ("paper, GPU", "right", lambda row: _f(row.published_gpu_ms, 1)),
+        ("paper, CPU", "right", lambda row: _f(row.published_cpu_ms, 0)),
+    ]
+
+
+def _label(row: Row) -> str:
+    text = row.label if row.tuned_r is None else f"{row.label}, tuned at {row.tuned_r}"
+    return text if row.share is None else f"{text} ({row.share:.1%} of frames)"
+
+
+def _policy(row: Row) -> str:
+    if row.h is not None:
+        return f"h = {row.h:g}"
+    return f"{row.fraction:.1%}" if row.fraction is not None else _n(row.r)
+
+
+def _n(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _f(value: float | None, digits: int = 2, unit: str = "") -> str:
+    return "" if value is None else f"{value:.{digits}f}{unit}"

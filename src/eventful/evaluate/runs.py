@@ -1,0 +1,190 @@
+"""Results of a run on disk, video by video, so that a run that was stopped can go on.
+
+A run is a folder: `run.json` says what it computes, `videos/<variant>/` holds one file per video,
+written whole or not at all. A folder is continued only by a run that would compute the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from eventful.errors import RunError
+
+FORMAT = 1
+ABOUT, VIDEOS = "run.json", "videos"
+_SHOWN = 4  # differences to name
+
+
+@dataclass(frozen=True)
+class VideoResult:
+    """What a variant made of one video.
+
+    Attributes:
+        tensors: whatever the task keeps, by name.
+        facts: numbers and words beside them.
+    """
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunStore:
+    """The folder of a run; holds no open file, so it may go to another process."""
+
+    folder: Path
+
+    @classmethod
+    def open(cls, folder: str | Path, settings: Mapping[str, Any], *, resume: bool) -> RunStore:
+        """Start a run in a folder, or go on with the one that is there.
+
+        Args:
+            settings: all that shapes the results, as plain data.
+            resume: go on; otherwise what an earlier run left is deleted.
+
+        Raises:
+            RunError: the folder holds a run with other settings, or something else.
+        """
+        store = cls(Path(folder))
+        about = {"format": FORMAT, "settings": json.loads(json.dumps(settings))}
+        if not resume:
+            store._forget()
+        known = store._known()
+        if known is None:
+            if (store.folder / VIDEOS).exists():
+                raise RunError(
+                    f"{store.folder} has {VIDEOS}/ and no {ABOUT}, so it is no run of ours. Give "
+                    "another folder with --out."
+                )
+            write(store.folder / ABOUT, json.dumps(about, indent=2).encode())
+        elif known != about:
+            raise RunError(_refusal(store.folder, known, about))
+        return store
+
+    def path(self, variant: str, index: int, name: str) -> Path:
+        """The file of one video."""
+        plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[-80:]
+        return self.folder / VIDEOS / variant / f"{index:06d}-{plain}.safetensors"
+
+    def has(self, variant: str, index: int, name: str) -> bool:
+        """Whether a video is done, and its file in order."""
+        path = self.path(variant, index, name)
+        if not path.is_file():
+            return False
+        try:
+            with safe_open(str(path), framework="pt"):
+                return True
+        except (SafetensorError, OSError):
+            return False  # a disk that lost what it had confirmed: compute it again
+
+    def save(self, variant: str, index: int, name: str, result: VideoResult) -> None:
+        """Write the result of one video."""
+        tensors = {key: value.detach().cpu().contiguous() for key, value in result.tensors.items()}
+        write(self.path(variant, index, name), save(tensors, {"facts": json.dumps(result.facts)}))
+
+    def load(self, variant: str, index: int, name: str) -> VideoResult:
+        """Read the result of one video."""
+        path = self.path(variant, index, name)
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                facts = json.loads((file.metadata() or {})["facts"])
+                return VideoResult({key: file.get_tensor(key) for key in list(file.keys())}, facts)
+        except (SafetensorError, OSError, KeyError) as error:
+            raise RunError(
+                f"{path} cannot be read ({error}); delete it and run again with --resume."
+            ) from error
+
+    def _known(self) -> dict[str, Any] | None:
+        path = self.folder / ABOUT
+        if not path.exists():
+            return None
+        try:
+            known: dict[str, Any] = json.loads(path.read_text())
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise RunError(
+                f"{path} is not what a run writes there; use --no-resume to start over, or another "
+                "folder with --out."
+            ) from None
+        return known
+
+    def _forget(self) -> None:
+        """Delete an earlier run, and nothing else that may lie in the folder."""
+        if (self.folder / ABOUT).exists():
+            shutil.rmtree(self.folder / VIDEOS, ignore_errors=True)
+            (self.folder / ABOUT).unlink()
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def text_digest(lines: list[str]) -> str:
+    """SHA-256 of some lines."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def ragged(rows: list[Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Tensors of different lengths as one, and their lengths; `like` tells the form of none."""
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    return torch.cat([row.cpu() for row in rows]) if rows else like, lengths
+
+
+def _refusal(folder: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    changed = list(_differences("", known, wanted))
+    more = [f"  and {len(changed) - _SHOWN} more"] if len(changed) > _SHOWN else []
+    return "\n".join(
+        [
+            f"{folder} holds results of a run with other settings:",
+            *(f"  {difference}" for difference in changed[:_SHOWN]),
+            *more,
+            "Give another folder with --out, or --no-resume to delete them and start over.",
+        ]
+    )
+
+
+def _differences(name: str, known: Any, wanted: Any) -> Iterator[str]:
+    """What is not the same, each in a line."""
+    where = name.removeprefix("settings.")
+    if isinstance(known, dict) and isinstance(wanted, dict):
+        for there, keys in (("now", wanted.keys() - known), ("there", known.keys() - wanted)):
+            if keys:
+                yield f"{where}: {_short(sorted(keys))[1:-1]} only {there}"
+        for key in known:
+            if key in wanted:
+                yield from _differences(f"{name}.{key}".lstrip("."), known[key], wanted[key])
+    elif known != wanted:
+        yield f"{where}: {_short(known)} there, {_short(wanted)} now"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,154 @@
+"""One way to run a model, as a value: dense, eventful under some rule, or skipping frames."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from eventful.config import PRESETS, Config
+from eventful.errors import ConfigError
+from eventful.policies import Always, Policy, Threshold, TopFraction, TopR
+
+DENSE, SKIP = "dense", "skip"
+CONTENDERS = (DENSE, *PRESETS, SKIP)
+BASE = "base"
+_OWN_POLICY = ("fast", "exact")  # presets that choose a threshold by themselves
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the paper prints for a variant.
+
+    Attributes:
+        accuracy: mAP50 or top-1, in percent.
+        operations: GFlops per frame (ViTDet) or TFlops per video (ViViT).
+        gpu_ms: milliseconds per frame or video on the paper's GPU.
+        cpu_ms: the same on its CPU.
+    """
+
+    accuracy: float | None = None
+    operations: float | None = None
+    gpu_ms: float | None = None
+    cpu_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of a table, one point of a figure.
+
+    Attributes:
+        label: name of its kind; variants of one kind make up a line of the figure.
+        preset: `dense`, `skip` or a preset of `Config`.
+        model: `vitdet` or `vivit`.
+        size: side of the frames in pixels; None for the model's own.
+        r: tokens to update; None for another policy.
+        fraction: share of the tokens to update.
+        h: threshold on the error.
+        share: of a `skip`, the share of the frames it computes.
+        like: of a `skip`, the key of the variant whose measured cost it is to have.
+        weights: which of the given weights, where an experiment needs several.
+        tuned_r: r the weights were tuned at.
+        options: further settings of `Config`; of a `dense`, only `pool`.
+        remark: what the paper says where it prints no number.
+    """
+
+    label: str
+    preset: str
+    model: str = "vitdet"
+    size: int | None = None
+    r: int | None = None
+    fraction: float | None = None
+    h: float | None = None
+    share: float | None = None
+    like: str | None = None
+    weights: str = BASE
+    tuned_r: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    published: Published = field(default_factory=Published)
+    remark: str = ""
+
+    def __post_init__(self) -> None:
+        if self.preset not in CONTENDERS:
+            raise ConfigError(
+                f"No preset {self.preset!r} to evaluate; there are {', '.join(CONTENDERS)}."
+            )
+        if self.model not in ("vitdet", "vivit"):
+            raise ConfigError(f"No model {self.model!r} to evaluate; there are vitdet and vivit.")
+        if self.share is not None and not 0.0 < self.share <= 1.0:
+            raise ConfigError(f"Skipping computes a share of the frames in (0, 1]: {self.share!r}.")
+        self.config()
+
+    @property
+    def key(self) -> str:
+        """A name for files, unique within an experiment."""
+        size = "" if self.size is None else f"{self.size}px"
+        parts = [self.label, size, self.budget]
+        if self.tuned_r is not None:
+            parts.append(f"tuned {self.tuned_r}")
+        return re.sub(r"[^a-z0-9.%]+", "-", " ".join(filter(None, parts)).lower()).strip("-")
+
+    @property
+    def budget(self) -> str:
+        """The policy in a few letters; '' for none."""
+        if self.r is not None:
+            return f"r{self.r}"
+        if self.fraction is not None:
+            return f"{self.fraction:.4g}".replace("0.", "f.", 1)
+        return "" if self.h is None else f"h{self.h:g}"
+
+    @property
+    def pool(self) -> int:
+        """Side of the cells over which keys and values are averaged."""
+        return int(self.options.get("pool", 1))
+
+    def policy(self) -> Policy | None:
+        """The selection policy; None where the preset brings its own."""
+        if self.r is not None:
+            return TopR(self.r)
+        if self.fraction is not None:
+            return TopFraction(self.fraction)
+        return None if self.h is None else Threshold(self.h)
+
+    def config(self) -> Config | None:
+        """The update rule; None where the model runs as it is."""
+        if self.preset in (DENSE, SKIP):
+            if set(self.options) - {"pool"}:
+                raise ConfigError(f"{self.preset} takes no option but pool: {dict(self.options)}.")
+            # Every step of it is a flush, so only the pooling of the rule ever matters.
+            return Config.tokenwise(Always(), pool=self.pool) if self.pool > 1 else None
+        policy = self.policy()
+        if policy is None and self.preset not in _OWN_POLICY:
+            raise ConfigError(
+                f"{self.preset} needs to know how many tokens to update: give r (a number, or a "
+                "percentage of the tokens) or a threshold h."
+            )
+        try:
+            return Config.preset(self.preset, policy, **self.options)
+        except TypeError as error:
+            raise ConfigError(f"{self.label}: {error}.") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that shapes its numbers, as plain data: not what the paper says of it."""
+        kept = (f.name for f in fields(self) if f.name not in ("published", "remark"))
+        values = {name: getattr(self, name) for name in kept}
+        config = self.config()
+        values["options"] = dict(self.options)
+        values["config"] = None if config is None else config.to_dict()
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def schedule(share: float) -> Iterator[bool]:
+    """Which frames a skipping model computes: the first, and then `share` of them, spread evenly.
+
+    Of the first T frames it computes ⌈T·share⌉, so its cost is never below the share.
+    """
+    if not 0.0 < share <= 1.0:
+        raise ConfigError(f"Skipping computes a share of the frames in (0, 1], not {share!r}.")
+    done, frame = 0, 0
+    while True:
+        frame += 1
+        due = done < share * frame - 1e-9
+        done += due
+        yield due

@@ -1,0 +1,148 @@
+"""Scenes of a video of updates: predictions, error and mask side by side over a strip of costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from eventful.adapters.libraries import load
+from eventful.video.overlay import UpdateView, heat_picture, image, mask_picture
+
+GROUND, INK, FAINT, AMBER, BLUE = "#14161c", "#eceef4", "#8b90a0", "#ffbf1a", "#5aa9e6"
+MARGIN, CAPTION, STRIP = 16, 26, 96
+PALETTE = (
+    "#ff6b6b", "#4dabf7", "#51cf66", "#ffd43b", "#cc5de8", "#ff922b", "#22b8cf", "#f06595",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class UpdateStep:
+    """One step of a video, as it is shown.
+
+    Attributes:
+        view: the frame and what the chosen gate did.
+        prediction: (3, H, W) in [0, 1], what the model made of the frame.
+        updated: tokens the gate let through.
+        flush: everything was computed.
+        budget: the budget in force, in words; '' for none.
+        ms: milliseconds of the step.
+    """
+
+    index: int
+    view: UpdateView
+    prediction: Tensor
+    updated: int
+    tokens: int
+    macs: int
+    dense_macs: int
+    flush: bool
+    budget: str = ""
+    ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class ShownBox:
+    """A detection to draw: corners in pixels of the picture."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    text: str
+    label: int = 0
+
+
+def with_boxes(frame: Tensor, boxes: Sequence[ShownBox]) -> Tensor:
+    """A frame (3, H, W) in [0, 1] with boxes and their names drawn into it."""
+    canvas = image(frame)
+    draw = load("PIL.ImageDraw").Draw(canvas)
+    thick = max(2, round(min(frame.shape[-2:]) / 220))
+    font = _font(max(11, round(min(frame.shape[-2:]) / 32)))
+    for box in boxes:
+        colour = PALETTE[box.label % len(PALETTE)]
+        draw.rectangle((box.x1, box.y1, box.x2, box.y2), outline=colour, width=thick)
+        if not box.text:
+            continue
+        left, top, right, bottom = draw.textbbox((0, 0), box.text, font=font)
+        width, height = right - left + 8, bottom - top + 6
+        y = box.y1 - height if box.y1 >= height else box.y1
+        draw.rectangle((box.x1, y, box.x1 + width, y + height), fill=colour)
+        draw.text((box.x1 + 4 - left, y + 3 - top), box.text, fill="#14161c", font=font)
+    return from_image(canvas)
+
+
+def scene(
+    steps: Sequence[UpdateStep], current: int, brightest: float, *, width: int, gate: str
+) -> Tensor:
+    """The picture (3, H, W) of one step.
+
+    Args:
+        steps: of the whole video, for the strip of costs.
+        brightest: the error that is shown lightest.
+        width: of each of the three panels, in pixels.
+    """
+    step = steps[current]
+    panels = [
+        (step.prediction, "prediction"),
+        (heat_picture(step.view, brightest), f"error at {gate}"),
+        (mask_picture(step.view), _caption(step)),
+    ]
+    height = round(width * step.view.frame.shape[1] / step.view.frame.shape[2])
+    total = (4 * MARGIN + 3 * width, 3 * MARGIN + CAPTION + height + STRIP)
+    canvas = load("PIL.Image").new("RGB", total, GROUND)
+    draw = load("PIL.ImageDraw").Draw(canvas)
+    for i, (picture, caption) in enumerate(panels):
+        left = MARGIN + i * (width + MARGIN)
+        draw.text((left, MARGIN - 2), caption, fill=INK, font=_font(15))
+        canvas.paste(image(_resized(picture, height, width)), (left, MARGIN + CAPTION))
+    box = (MARGIN, 2 * MARGIN + CAPTION + height, total[0] - MARGIN, total[1] - MARGIN)
+    _strip(draw, steps, current, box)
+    return from_image(canvas)
+
+
+def _caption(step: UpdateStep) -> str:
+    if step.flush:
+        return "flush: every token computed"
+    return f"{step.updated} of {step.tokens} tokens updated"
+
+
+def _strip(
+    draw: Any, steps: Sequence[UpdateStep], current: int, box: tuple[int, int, int, int]
+) -> None:
+    """Operations of each frame so far as bars, the rest to come as their ground."""
+    left, top, right, bottom = box
+    top += 20
+    most = max(max(step.macs, step.dense_macs) for step in steps)
+    slot = (right - left) / len(steps)
+    now = steps[current]
+    saving = now.dense_macs / max(now.macs, 1)
+    text = f"frame {now.index}: {now.macs / 1e9:.1f} GFlops"
+    text += "" if now.flush else f", {saving:.1f}x less than dense"
+    draw.text((left, top - 22), text, fill=FAINT, font=_font(13))
+    draw.rectangle((left, top, right, bottom), fill="#1d2029")
+    for t, step in enumerate(steps[: current + 1]):
+        x = left + t * slot
+        y = bottom - (bottom - top) * step.macs / most
+        colour = AMBER if t == current else FAINT if step.flush else BLUE
+        draw.rectangle((x, y, x + max(slot - (1 if slot > 3 else 0), 1), bottom), fill=colour)
+
+
+def _resized(picture: Tensor, height: int, width: int) -> Tensor:
+    if picture.shape[-2:] == (height, width):
+        return picture
+    return F.interpolate(picture[None], (height, width), mode="bilinear", antialias=True)[0]
+
+
+def from_image(canvas: Any) -> Tensor:
+    """A Pillow image as (3, H, W) in [0, 1]."""
+    return torch.from_numpy(np.array(canvas.convert("RGB"))).permute(2, 0, 1).float() / 255
+
+
+def _font(size: int) -> Any:
+    return load("PIL.ImageFont").load_default(size=size)

@@ -1,0 +1,219 @@
+"""Pictures of updates: what they show is what the stream did, and they can be played."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import eventful
+import miniatures
+import tiny_models
+from clips import moving_square
+from eventful import Config, TopR
+from eventful.adapters.libraries import load
+from eventful.cli.app import app
+from eventful.errors import ConfigError, EventfulError, FrameError
+from eventful.video.budgets import Budget, budget_at, parse_budget, parse_schedule
+from eventful.video.charts import spread
+from eventful.video.overlay import UpdateView, find_gate, mask_picture, paper_gate
+from eventful.video.scene import ShownBox, UpdateStep, with_boxes
+from eventful.video.sink import VideoSink
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("av")
+
+
+def invoke(*arguments: str) -> str:
+    done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def decoded(path: Path) -> list[torch.Tensor]:
+    with load("av").open(str(path)) as container:
+        return [
+            torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
+            for frame in container.decode(video=0)
+        ]
+
+
+def pixels(path: Path) -> torch.Tensor:
+    import numpy as np
+
+    with load("PIL.Image").open(path) as picture:
+        return torch.from_numpy(np.array(picture.convert("RGB")))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """A detector on a MOT sequence, with a budget that falls."""
+    folder = tmp_path_factory.mktemp("made")
+    sequence = miniatures.mot(folder / "mot", frames=6) / "val" / "C-seq"
+    model = tiny_models.write(tiny_models.detector(classes=1), folder / "d.safetensors")
+    out = folder / "out"
+    arguments = ["--model", str(model), "--preset", "paper", "--budget", "0:8,3:2", "--score", "0"]
+    text = invoke("visualize", str(sequence), *arguments, "--out", str(out), "--json")
+    return out, json.loads(text)
+
+
+def test_everything_is_written(made: tuple[Path, dict]) -> None:
+    out, summary = made
+    names = ["updates.mp4", "sheet.png", "operations.png", "steps.csv"]
+    assert [Path(file).name for file in summary["files"]] == names
+    assert summary["gate"] == "backbone.blocks.1.qkv"  # it has two blocks, not three
+    frames = decoded(out / "updates.mp4")
+    assert len(frames) == 6
+    assert not frames[1].equal(frames[5])
+    for name in names[1:3]:
+        assert pixels(out / name).float().std() > 10  # not an empty page
+
+
+def test_the_steps_follow_the_budget(made: tuple[Path, dict]) -> None:
+    rows = list(csv.DictReader((made[0] / "steps.csv").open()))
+    assert [int(row["updated"]) for row in rows] == [16, 8, 8, 2, 2, 2]
+    assert [int(row["flush"]) for row in rows] == [1, 0, 0, 0, 0, 0]
+    costs = [int(row["macs"]) for row in rows]
+    assert costs[0] == int(rows[0]["dense_macs"])
+    assert costs[0] > costs[1] == costs[2] > costs[3] == costs[4]
+
+
+def test_a_timm_model_on_a_made_up_clip(tmp_path: Path) -> None:
+    text = invoke(
+        *("visualize", "synthetic", "--model", "timm:vit_tiny_patch16_224", "--size", "64"),
+        *("--frames", "3", "--r", "25%", "--gate", "frame", "--out", str(tmp_path), "--json"),
+    )
+    assert json.loads(text)["gate"].endswith("frame")
+    rows = list(csv.DictReader((tmp_path / "steps.csv").open()))
+    assert [int(row["tokens"]) for row in rows] == [1 + 2 * 4] * 3  # 640 x 360 became 64 x 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "timm:no_such_model"], "no model"),
+        (["--model", "detector.pth"], "weights convert"),
+        (["--preset", "paper"], "needs --r"),
+        (["--r", "4", "--h", "1"], "exclude each other"),
+        (["--budget", "5:4"], "starts at frame 0"),
+        (["--gate", "blocks.99.qkv", "--r", "4"], "no gate"),
+    ],
+)
+def test_what_cannot_be_shown_is_told(arguments: list[str], message: str, tmp_path: Path) -> None:
+    base = ["visualize", "synthetic", "--out", str(tmp_path), "--frames", "2", "--size", "32"]
+    with pytest.raises(EventfulError, match=message):
+        CliRunner().invoke(
+            app,
+            [*base, "--model", "timm:vit_tiny_patch16_224", *arguments],
+            catch_exceptions=False,
+        )
+
+
+def test_views_are_of_the_gate_that_is_asked_for() -> None:
+    model = tiny_models.detector().eval()
+    stream = eventful.Stream(eventful.convert(model, Config.paper(TopR(3))), maps=True)
+    for frame in moving_square(3, (64, 64)):
+        stream(frame)
+    record = stream.last
+    assert record is not None
+    chosen = find_gate(record, "blocks.1.mlp")
+    view = UpdateView.of(frame, record, chosen)
+    kept = record.gates[chosen].mask[0]
+    layout = next(iter(record.layouts.values()))
+    assert view.mask.flatten().equal(kept[layout.prefix :])
+    assert view.cut(2, 1).mask.equal(view.mask[:2, :1])
+    assert find_gate(record, None) == next(iter(record.gates))
+    assert paper_gate(record).endswith(".qkv")
+    with pytest.raises(ConfigError, match="several gates"):
+        find_gate(record, "qkv")
+
+
+def test_updated_tokens_keep_their_light() -> None:
+    view = UpdateView(torch.full((3, 8, 8), 0.8), torch.zeros(2, 2), torch.tensor([[1, 0], [0, 0]]))
+    shown = mask_picture(view, dim=0.25)
+    assert shown[:, 1, 1] == pytest.approx([0.8] * 3)
+    assert shown[:, 6, 6] == pytest.approx([0.2] * 3)
+
+
+def test_boxes_are_drawn_where_they_are() -> None:
+    blank = torch.zeros(3, 64, 96)
+    shown = with_boxes(blank, [ShownBox(20, 30, 60, 50, "")])
+    touched = shown.amax(dim=0).nonzero()
+    assert touched.min(dim=0).values.tolist() == [30, 20]
+    assert touched.max(dim=0).values.tolist() == [50, 60]
+    assert shown[:, 40, 40].sum() == 0
+
+
+def test_schedules() -> None:
+    found = parse_schedule("0:512, 40:128,80:25%")
+    assert found == (Budget(0, r=512), Budget(40, r=128), Budget(80, fraction=0.25))
+    assert [budget_at(found, t) for t in (0, 39, 40, 400)] == [found[0], *found[:2], found[2]]
+    assert budget_at((), 3) is None
+    for wrong in ("512", "0:many", "0:5,0:6", "0:5,9:4,3:2", "0:300%", "0:-3"):
+        with pytest.raises(ConfigError):
+            parse_schedule(wrong)
+    with pytest.raises(ConfigError, match="percentage"):
+        parse_budget("few")
+
+
+def test_a_sink_repeats_odd_borders_and_keeps_one_size(tmp_path: Path) -> None:
+    with VideoSink(tmp_path / "a.mp4", fps=12.5) as sink:
+        for t in range(3):
+            sink.write(torch.full((3, 33, 65), t / 4))
+        with pytest.raises(FrameError, match="34 x 66"):
+            sink.write(torch.zeros(3, 32, 32))
+    frames = decoded(tmp_path / "a.mp4")
+    assert [tuple(frame.shape) for frame in frames] == [(3, 34, 66)] * 3
+    assert frames[2].float().mean() == pytest.approx(127.5, abs=4)
+
+
+def test_a_sheet_spreads_over_the_steady_frames() -> None:
+    view = UpdateView(torch.zeros(3, 2, 2), torch.zeros(1, 1), torch.zeros(1, 1))
+    steps = [UpdateStep(t, view, view.frame, 1, 4, 1, 2, flush=t == 0) for t in range(11)]
+    assert [step.index for step in spread(steps, 4)] == [1, 4, 7, 10]
+    assert [step.index for step in spread(steps[:3], 4)] == [1, 2]
+
+
+def test_evaluate_from_the_command_line(tmp_path: Path) -> None:
+    data = miniatures.mot(tmp_path / "mot", frames=3)
+    model = tiny_models.write(tiny_models.detector(classes=1), tmp_path / "d.safetensors")
+    common = ["--data", str(data), "--weights", str(model), "--out", str(tmp_path / "run")]
+    arguments = ["evaluate", "vitdet", *common, "--preset", "dense", "--preset", "fast", "--r", "4"]
+    report = json.loads(invoke(*arguments, "--json"))
+    assert [row["key"] for row in report["rows"]] == ["base-model", "fast-r4"]
+    again = invoke(*arguments)
+    assert "mAP50, COCO" in again
+    assert "mAP50, FGFA" in again
+    listed = json.loads(invoke("evaluate", "list", "--json"))
+    assert {"table-1", "table-2", "padding"} <= {row["name"] for row in listed}
+    assert "Table C" in invoke("evaluate", "list")
+    with pytest.raises(ConfigError, match="needs --data: ImageNet VID"):
+        CliRunner().invoke(app, ["evaluate", "run", "table-1"], catch_exceptions=False)
+
+
+def test_runtimes_need_neither_data_nor_weights(tmp_path: Path) -> None:
+    text = """
+    title = "Small runtimes"
+    kind = "runtime"
+    [[variants]]
+    label = "Base model"
+    preset = "dense"
+    size = 64
+    published = { gpu_ms = 1.0, cpu_ms = 2.0 }
+    [[variants]]
+    label = "Temporal"
+    preset = "paper"
+    r = 4
+    size = 64
+    """
+    (tmp_path / "small.toml").write_text(text)
+    path = str(tmp_path / "small.toml")
+    report = json.loads(invoke("evaluate", "run", path, "--frames", "3", "--json"))
+    dense, temporal = report["rows"]
+    assert dense["ms"] > 0
+    assert dense["published_cpu_ms"] == 2.0
+    assert temporal["operations"] < dense["operations"] == dense["dense_operations"]
