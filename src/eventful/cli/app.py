@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from eventful.cli.train import train
+
 app = typer.Typer(
     name="eventful",
     help="Run vision transformers on video and pay only for what changed.",
@@ -25,6 +27,7 @@ data = typer.Typer(help="Look at datasets on disk.", no_args_is_help=True)
 app.add_typer(data, name="data")
 weights = typer.Typer(help="Published weights for this package's models.", no_args_is_help=True)
 app.add_typer(weights, name="weights")
+app.add_typer(train, name="train")
 
 
 class Dtype(StrEnum):

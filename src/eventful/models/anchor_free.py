@@ -85,10 +85,11 @@ class PointHead(nn.Module):
         )
         self.scores = nn.Conv2d(width, config.classes, 1)
         self.sides = nn.Conv2d(width, 4, 1)
-        nn.init.normal_(self.scores.weight, std=0.01)
-        nn.init.constant_(self.scores.bias, -math.log(99.0))  # one place in a hundred, to begin
-        nn.init.normal_(self.sides.weight, std=0.01)
-        nn.init.zeros_(self.sides.bias)
+        rare = -math.log(99.0)  # to begin with, one place in a hundred
+        for layer, bias in ((self.scores, rare), (self.sides, 0.0)):
+            nn.init.normal_(layer.weight, std=0.01)
+            assert layer.bias is not None
+            nn.init.constant_(layer.bias, bias)
 
     @property
     def stride(self) -> float:
