@@ -13,10 +13,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import mot15
 import torch
 from torch import Tensor
 
+import mot15
 from eventful.adapters import libraries
 from eventful.data import Box, Video, open_dataset
 

@@ -32,7 +32,7 @@ def test_help_lists_every_command_without_loading_torch() -> None:
     )
     done = python(script)
     assert done.returncode == 0, done.stderr
-    for command in ("inspect", "demo", "reproduce", "weights", "doctor"):
+    for command in ("inspect", "demo", "reproduce", "weights", "train", "doctor"):
         assert command in done.stdout
 
 
@@ -45,6 +45,8 @@ def test_help_lists_every_command_without_loading_torch() -> None:
         ["reproduce", "counts"],
         ["reproduce", "memory"],
         ["weights", "convert"],
+        ["train", "vitdet"],
+        ["train", "vivit"],
     ],
 )
 def test_every_command_has_help(command: list[str]) -> None:

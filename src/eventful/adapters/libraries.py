@@ -31,6 +31,7 @@ EXTRAS = {
     "rich": "cli",
     "faster_coco_eval": "eval",
     "pycocotools": "eval",
+    "tensorboard": "train",
 }
 
 # Importing one of these imports torchvision.
