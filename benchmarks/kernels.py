@@ -1,6 +1,6 @@
 """Microseconds of each kernel of a step, by graph replay: where a frame's time goes.
 
-    python benchmarks/kernels.py            # on a CUDA machine, from the repository's root
+python benchmarks/kernels.py            # on a CUDA machine, from the repository's root
 """
 
 from __future__ import annotations
@@ -57,10 +57,17 @@ def main() -> None:
         print(f"{rows[name]:9.2f} us  {name}", flush=True)
 
     kind = {"dtype": torch.bfloat16, "device": "cuda"}
-    for batch, tokens, count, heads in [(1, 4096, 512, 12), (8, 4096, 512, 12), (16, 1369, 128, 12)]:
+    for batch, tokens, count, heads in [
+        (1, 4096, 512, 12),
+        (8, 4096, 512, 12),
+        (16, 1369, 128, 12),
+    ]:
         width = heads * 64
         label = f"B{batch} N{tokens} M{count}"
-        x, memory = torch.randn(batch, tokens, width, **kind), torch.randn(batch, tokens, width, **kind)
+        x, memory = (
+            torch.randn(batch, tokens, width, **kind),
+            torch.randn(batch, tokens, width, **kind),
+        )
         value_memory = torch.randn_like(memory)
         packed = torch.randn(batch, count, 3 * width, **kind)
         q, k, v = packed.chunk(3, dim=-1)
@@ -79,9 +86,14 @@ def main() -> None:
         note(f"{label} pick", lambda: ops.pick(error, rule, count, report))
         note(f"{label} topk (stock)", lambda: error.topk(count, dim=-1))
         note(f"{label} gather", lambda: ops.gather(x, index))
-        note(f"{label} write_rows K+V", lambda: ops.write_rows_((memory, value_memory), (k, v), index, None, slots))
+        note(
+            f"{label} write_rows K+V",
+            lambda: ops.write_rows_((memory, value_memory), (k, v), index, None, slots),
+        )
         note(f"{label} add_norm", lambda: ops.add_norm(selected, selected, weight, weight, 1e-6))
-        note(f"{label} layer_norm (stock)", lambda: F.layer_norm(selected, (width,), weight, weight))
+        note(
+            f"{label} layer_norm (stock)", lambda: F.layer_norm(selected, (width,), weight, weight)
+        )
         hidden = torch.randn(batch, count, 4 * width, **kind)
         note(f"{label} gelu (stock)", lambda: F.gelu(hidden))
         for name, out in (("qkv", 3), ("proj", 1), ("fc1", 4)):
@@ -92,9 +104,11 @@ def main() -> None:
         qh, kh, vh = (ops.split_heads(part, heads) for part in (q, memory, value_memory))
         note(f"{label} attend", lambda: ops.attend(qh, kh, vh, 0.125, slots=slots))
         for backend in (None, SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
+
             def stock(backend=backend):
                 with sdpa_kernel(backend) if backend else nullcontext():
                     return F.scaled_dot_product_attention(qh, kh, vh, scale=0.125)
+
             note(f"{label} sdpa {backend.name if backend else 'default'}", stock)
         if chosen.tune:
             for lanes, taken, warps, stages, splits in itertools.product(

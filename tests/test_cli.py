@@ -32,7 +32,9 @@ def test_help_lists_every_command_without_loading_torch() -> None:
     )
     done = python(script)
     assert done.returncode == 0, done.stderr
-    for command in ("inspect", "demo", "reproduce", "weights", "doctor", "evaluate", "visualize"):
+    for command in (
+        "inspect", "demo", "reproduce", "weights", "doctor", "evaluate", "visualize", "train",
+    ):  # fmt: skip
         assert command in done.stdout
 
 
@@ -49,6 +51,8 @@ def test_help_lists_every_command_without_loading_torch() -> None:
         ["evaluate", "vivit"],
         ["evaluate", "run"],
         ["visualize"],
+        ["train", "vitdet"],
+        ["train", "vivit"],
     ],
 )
 def test_every_command_has_help(command: list[str]) -> None:

@@ -32,6 +32,7 @@ EXTRAS = {
     "rich": "cli",
     "faster_coco_eval": "eval",
     "pycocotools": "eval",
+    "tensorboard": "train",
 }
 
 # Importing one of these imports torchvision.

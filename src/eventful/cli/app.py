@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from eventful.cli.evaluate import evaluate
+from eventful.cli.train import train
 from eventful.cli.visualize import visualize
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ data = typer.Typer(help="Look at datasets on disk.", no_args_is_help=True)
 app.add_typer(data, name="data")
 weights = typer.Typer(help="Published weights for this package's models.", no_args_is_help=True)
 app.add_typer(weights, name="weights")
+app.add_typer(train, name="train")
 app.add_typer(evaluate, name="evaluate")
 app.command()(visualize)
 

@@ -1,0 +1,152 @@
+"""The work of `eventful train`: settings from options, a progress bar, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eventful.data import Problems, recognise
+from eventful.data.problems import OnProblem, missing, stop
+from eventful.train.detector import DetectorPlan, train_detector
+from eventful.train.engine import Habits, Moment
+from eventful.train.frames import Augment
+from eventful.train.journal import read
+from eventful.train.processes import Processes, joined
+from eventful.train.recipes import EPIC, KINETICS, VID, Recipe
+from eventful.train.temporal import TemporalPlan, TemporalTuning, views_of
+
+
+@dataclass(frozen=True)
+class Way:
+    """Where a run reads and writes, and how; nothing that changes its weights."""
+
+    weights: Path
+    out: Path
+    device: str
+    workers: int
+    save_every: int | None
+    strict: bool
+    as_json: bool
+
+    @property
+    def habits(self) -> Habits:
+        """For the loop."""
+        return Habits(save_every=self.save_every, workers=self.workers)
+
+    def problems(self) -> OnProblem:
+        """Stop at the first, or note them."""
+        return stop if self.strict else Problems()
+
+
+def changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
+    """A published recipe with what was asked for instead."""
+    return replace(recipe, **{name: value for name, value in changes.items() if value is not None})
+
+
+def detector(
+    plan: dict[str, Any], looks: tuple[float, float], changes: dict[str, Any], way: Way
+) -> None:
+    """`eventful train vitdet`."""
+    flip, smallest = looks
+    made = DetectorPlan(**plan, augment=Augment(flip, (smallest, 1.0)))
+    with joined(way.device) as processes, _Bar(processes, quiet=way.as_json).shown() as bar:
+        train_detector(
+            made,
+            way.weights,
+            way.out,
+            processes,
+            recipe=changed(VID, changes),
+            habits=way.habits,
+            on_problem=way.problems(),
+            tell=bar.step,
+        )
+        if processes.first:
+            _report(way, {})
+
+
+def temporal(
+    plan: dict[str, Any], views: tuple[int, int], half: bool, changes: dict[str, Any], way: Way
+) -> None:
+    """`eventful train vivit`."""
+    layout = recognise(plan["data"])
+    if layout is None:
+        raise missing(plan["data"], "EPIC-Kitchens or Kinetics in a layout that is known")
+    recipe = changed(KINETICS if layout.name == "kinetics" else EPIC, changes)
+    val_split = plan.pop("val_split") or layout.splits(plan["data"])[0]
+    made = TemporalPlan(
+        **plan, val_split=val_split, cache_dtype=torch.float16 if half else torch.float32
+    )
+    with joined(way.device) as processes, _Bar(processes, quiet=way.as_json).shown() as bar:
+        tuning = TemporalTuning(
+            made,
+            way.weights,
+            processes,
+            workers=way.workers,
+            on_problem=way.problems(),
+            tell=bar.caching,
+        )
+        seen = replace(views_of(tuning.model, layout.name), temporal=views[0], spatial=views[1])
+        tuning.plan = replace(made, train_views=seen, val_views=seen)
+        result = tuning.run(way.out, recipe, way.habits, bar.step)
+        if processes.first:
+            _report(way, {"scores": result.scores, "skipped": result.skipped})
+
+
+class _Bar:
+    """A progress bar in the first process; silent where JSON is printed."""
+
+    def __init__(self, processes: Processes, *, quiet: bool) -> None:
+        self.quiet = quiet or not processes.first
+        self.progress: Any = None
+        self.tasks: dict[str, Any] = {}
+
+    @contextmanager
+    def shown(self) -> Iterator[_Bar]:
+        """Show it while the block runs."""
+        if self.quiet:
+            yield self
+            return
+        from rich.progress import Progress, TimeRemainingColumn
+
+        with Progress(*Progress.get_default_columns()[:-1], TimeRemainingColumn()) as progress:
+            self.progress = progress
+            yield self
+
+    def _set(self, name: str, text: str, done: int, count: int) -> None:
+        if self.progress is None:
+            return
+        if name not in self.tasks:
+            self.tasks[name] = self.progress.add_task(text, total=count)
+        self.progress.update(self.tasks[name], description=text, completed=done, total=count)
+
+    def step(self, moment: Moment) -> None:
+        """After a step of training."""
+        text = f"epoch {moment.epoch + 1}, loss {moment.loss:.3f}"
+        self._set("training", text, moment.step, moment.steps)
+
+    def caching(self, what: str, done: int, count: int) -> None:
+        """After a video was cached."""
+        self._set(what, f"caching {what}", done, count)
+
+
+def _report(way: Way, more: dict[str, Any]) -> None:
+    """The last value of every scalar, and where the model is."""
+    last = {row["name"]: float(row["value"]) for row in read(way.out / "scalars.csv")}
+    result = {"model": str(way.out / "model.safetensors"), "last": last, **more}
+    if way.as_json:
+        print(json.dumps(result, indent=2))
+        return
+    for name, value in last.items():
+        print(f"{name:24} {value:.6g}")
+    for score in more.get("scores", ()):
+        r = "dense" if score["r"] is None else f"r = {score['r']}"
+        print(f"{score['tuning']:6} {r:10} top-1 {score['top1']:.4f}  top-5 {score['top5']:.4f}")
+    for line in more.get("skipped", ()):
+        print(f"skipped {line}")
+    print(f"wrote {result['model']}")

@@ -1,0 +1,107 @@
+"""Where a run stands, on disk: all that shapes its next step."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eventful.errors import CheckpointError
+
+_NAME = re.compile(r"step_(\d{8})\.pt")
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come.
+
+    Attributes:
+        step: steps done.
+        epoch: the epoch the next step belongs to.
+        samples: samples of that epoch already used, over all processes.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything of a run that another process needs to go on with it.
+
+    Attributes:
+        model: state of the trained module, frozen parameters included.
+        scaler: state of float16's loss scaling; empty without.
+        random: state of the random numbers of each process.
+        about: what the run is; one with another recipe does not go on from it.
+    """
+
+    position: Position
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    scaler: dict[str, Any]
+    random: list[dict[str, Tensor]]
+    about: dict[str, Any]
+
+
+def save(checkpoint: Checkpoint, folder: Path, *, keep: int, lasting: bool) -> Path:
+    """Write a checkpoint, whole or not at all, and remove old ones.
+
+    Args:
+        keep: how many of those that are not lasting to keep.
+        lasting: not to be removed: the end of an epoch.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step_{checkpoint.position.step:08d}.pt"
+    content = {**vars(checkpoint), "position": asdict(checkpoint.position), "lasting": lasting}
+    partial = path.with_suffix(".partial")
+    torch.save(content, partial)
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    partial.replace(path)
+    marker = path.with_suffix(".lasting")
+    if lasting:
+        marker.touch()
+    passing = [p for p in found(folder) if not p.with_suffix(".lasting").exists()]
+    for old in passing[: max(0, len(passing) - keep)]:
+        old.unlink()
+    return path
+
+
+def found(folder: Path) -> list[Path]:
+    """The checkpoints of a run, the newest last."""
+    return sorted(path for path in folder.glob("step_*.pt") if _NAME.fullmatch(path.name))
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint onto the CPU; no code in the file is run."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        content.pop("lasting")
+        return Checkpoint(**{**content, "position": Position(**content["position"])})
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} is no checkpoint of a training run ({error}). Remove it to go on from the one "
+            "before."
+        ) from error
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """The state of the random numbers that a step draws from."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random(state: dict[str, Tensor], device: torch.device) -> None:
+    """Draw from where `random_state` was taken."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,0 +1,66 @@
+"""What a run says of itself: every scalar as a line of a CSV file, and to TensorBoard if there."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+COLUMNS = ("step", "epoch", "name", "value")
+
+
+class Journal:
+    """Scalars of one run, `scalars.csv` and `tensorboard/` in its folder.
+
+    Args:
+        step: the step the run goes on from; what an earlier attempt wrote after it is dropped.
+    """
+
+    def __init__(self, folder: Path, step: int = 0) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / "scalars.csv"
+        kept = [row for row in read(self.path) if int(row["step"]) <= step] if step else []
+        self._held = {(int(row["step"]), row["name"]) for row in kept}
+        self._file = self.path.open("w", newline="")
+        self._rows = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
+        self._rows.writeheader()
+        self._rows.writerows(kept)
+        self._file.flush()
+        self._board = _board(folder / "tensorboard", step)
+
+    def write(self, step: int, epoch: int, values: dict[str, float]) -> None:
+        """Note scalars after a step."""
+        for name, value in values.items():
+            row = {"step": step, "epoch": epoch, "name": name, "value": repr(float(value))}
+            self._rows.writerow(row)
+            if self._board is not None:
+                self._board.add_scalar(name, value, step)
+        self._file.flush()
+
+    def holds(self, step: int, prefix: str) -> bool:
+        """Whether an earlier attempt noted something of this kind after a step."""
+        return any(at == step and name.startswith(prefix) for at, name in self._held)
+
+    def close(self) -> None:
+        """End the files."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a journal; none where there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _board(folder: Path, step: int) -> Any:
+    """TensorBoard's writer, or None where it is not installed: nobody should miss a run for it."""
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)

@@ -1,0 +1,159 @@
+"""The loop on a toy: its journal, its shares of samples, what a look at the scores may not do."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from eventful.errors import ConfigError
+from eventful.train import journal as journals
+from eventful.train.engine import Habits, Moment, Trainer
+from eventful.train.journal import Journal, read
+from eventful.train.processes import Processes
+from eventful.train.recipes import Recipe
+from eventful.train.samples import Resumable
+
+ALONE = Processes(0, 1, torch.device("cpu"))
+RECIPE = Recipe(epochs=2, batch=2, lr=0.1, weight_decay=0.0)
+
+
+class Numbers:
+    """Six numbers; every sample is its own."""
+
+    epoch = 0
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> float:
+        return float(index)
+
+
+class Toy(nn.Module):
+    """A weight pulled towards the samples, by chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+
+    def forward(self, batch: Tensor) -> dict[str, Tensor]:
+        pull = torch.rand(3) * batch.mean()
+        return {"near": (self.weight - pull).square().mean()}
+
+
+def trainer(folder: Path, **options: object) -> Trainer:
+    data, recipe = Numbers(), options.pop("recipe", RECIPE)
+    return Trainer(Toy(), data, recipe, folder, ALONE, collate=torch.tensor, **options)
+
+
+def test_scoring_does_not_change_what_is_learned(tmp_path: Path) -> None:
+    plain, scored = trainer(tmp_path / "a"), trainer(
+        tmp_path / "b", validate=lambda: {"luck": float(torch.rand(()))}
+    )  # fmt: skip
+    plain.fit()
+    scored.fit()
+    assert torch.equal(plain.objective.weight, scored.objective.weight)
+    assert [r["step"] for r in read(tmp_path / "b/scalars.csv") if r["name"] == "val/luck"] == [
+        "3",
+        "6",
+    ]
+
+
+def test_every_step_is_told(tmp_path: Path) -> None:
+    told: list[Moment] = []
+    trainer(tmp_path, tell=told.append).fit()
+    assert [(m.step, m.steps, m.epoch) for m in told] == [
+        (1, 6, 0), (2, 6, 0), (3, 6, 0), (4, 6, 1), (5, 6, 1), (6, 6, 1),
+    ]  # fmt: skip
+
+
+def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
+    first = trainer(tmp_path)
+    first.fit()
+    again, told = trainer(tmp_path), []
+    again.tell = told.append
+    assert again.fit() == first.position
+    assert told == []
+    assert torch.equal(again.objective.weight, first.objective.weight)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_processes_share_the_batches_of_one(world: int) -> None:
+    data = Numbers()
+
+    def order(rank: int, of: int, done: int = 0) -> list[int]:
+        sampler = Resumable(data, RECIPE, Processes(rank, of, torch.device("cpu")))
+        sampler.set_epoch(1)
+        sampler.done = done
+        return list(sampler)
+
+    whole = order(0, 1)
+    assert sorted(whole) == list(range(6))
+    shares = [order(rank, world) for rank in range(world)]
+    assert [share[k] for k in range(6 // world) for share in shares] == whole
+    assert order(0, world, done=world) == shares[0][1:]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard")
+def test_scalars_reach_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer(tmp_path, habits=Habits(log_every=1)).fit()
+    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    seen = board.Scalars("train/near")
+    rows = [r for r in read(tmp_path / "scalars.csv") if r["name"] == "train/near"]
+    assert [event.step for event in seen] == [int(row["step"]) for row in rows]
+    assert [event.value for event in seen] == pytest.approx([float(r["value"]) for r in rows])
+
+
+def test_without_tensorboard_the_table_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals.importlib.util, "find_spec", lambda name: None)
+    trainer(tmp_path, habits=Habits(log_every=1)).fit()
+    assert not (tmp_path / "tensorboard").exists()
+    assert len([r for r in read(tmp_path / "scalars.csv") if r["name"] == "train/loss"]) == 6
+
+
+def test_a_journal_drops_what_came_after_its_step(tmp_path: Path) -> None:
+    first = Journal(tmp_path)
+    for step in (1, 2, 3):
+        first.write(step, 0, {"x": step / 3})
+    first.close()
+    second = Journal(tmp_path, step=2)
+    assert second.holds(2, "x")
+    assert not second.holds(3, "x")
+    second.close()
+    assert [(r["step"], float(r["value"])) for r in read(second.path)] == [
+        ("1", 1 / 3),
+        ("2", 2 / 3),
+    ]
+
+
+def test_the_gradient_is_clipped(tmp_path: Path) -> None:
+    one, two = trainer(tmp_path / "a"), trainer(tmp_path / "b", recipe=replace(RECIPE, clip=1e-12))
+    one.fit()
+    two.fit()
+    assert not torch.equal(one.objective.weight, two.objective.weight)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epochs": 0},
+        {"batch": 0},
+        {"lr": 0.0},
+        {"weight_decay": -1.0},
+        {"layer_decay": 0.0},
+        {"dropout": 1.0},
+        {"precision": "int8"},
+    ],
+)
+def test_recipes_that_make_no_sense(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        replace(RECIPE, **wrong)

@@ -1,0 +1,220 @@
+"""Temporal fine-tuning end to end on a miniature EPIC: cache, tune, resume, several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import miniatures
+from eventful.conversion import convert
+from eventful.data import ViewPlan
+from eventful.errors import CheckpointError, ConfigError
+from eventful.models.loading import load_model
+from eventful.models.vivit import ViViT, ViViTConfig, classify_views, prepare
+from eventful.stream import Stream
+from eventful.train import checkpoints
+from eventful.train.engine import Habits
+from eventful.train.export import save_model
+from eventful.train.journal import read
+from eventful.train.processes import Processes
+from eventful.train.recipes import EPIC, KINETICS, Recipe
+from eventful.train.temporal import TemporalPlan, TemporalTuning
+
+ALONE = Processes(0, 1, torch.device("cpu"))
+TINY = ViViTConfig(
+    classes=97, size=32, frames=8, patch=8, dim=16, depth=2, temporal_depth=1, heads=2
+)
+VIEWS = ViewPlan(frames=8, stride=1, temporal=2, spatial=1, size=32)
+QUICK = Recipe(epochs=3, batch=4, lr=3e-3, weight_decay=0.05, dropout=0.5)
+
+
+@pytest.fixture(scope="module")
+def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight segments of one video, dark ones to take and bright ones to bend."""
+    root = miniatures.epic(tmp_path_factory.mktemp("epic"), frames=True)
+    table = []
+    for i in range(8):
+        start, verb = i * 0.2, ("take", 0) if i < 4 else ("bend", 96)
+        stamps = [f"00:00:{second:05.2f}" for second in (start, start + 0.4)]
+        first = 1 + round(start * 50)
+        table.append(miniatures.epic_row(f"P01_11_{i}", *stamps, first, first + 20, *verb))
+    for split, rows in (("train", table), ("validation", table[1::2])):
+        miniatures.write_csv(root / f"EPIC_100_{split}.csv", miniatures.EPIC_COLUMNS, rows)
+    torch.manual_seed(0)
+    model = ViViT(TINY)
+    with torch.no_grad():  # as it is initialised, a model hardly looks at its input
+        for parameter in model.spatial.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    save_model(model, root / "tiny.safetensors")
+    return root
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def tuning(kitchen: Path, cache: Path, r: int | None = 6, **changes: object) -> TemporalTuning:
+    plan = TemporalPlan(kitchen, cache, r, train_views=VIEWS, val_views=VIEWS)
+    plan = replace(plan, **changes)
+    return TemporalTuning(plan, kitchen / "tiny.safetensors", ALONE)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_the_published_settings() -> None:
+    assert (EPIC.epochs, EPIC.lr, EPIC.weight_decay, EPIC.batch) == (5, 1e-5, 0.05, 8)
+    assert (KINETICS.epochs, KINETICS.lr, KINETICS.batch) == (10, 2e-6, 16)
+    assert EPIC.dropout == KINETICS.dropout == 0.5
+
+
+def test_cached_vectors_are_those_of_the_stream(kitchen: Path, cache: Path) -> None:
+    run = tuning(kitchen, cache)
+    cached = run.vectors(run.val_videos, VIEWS)
+    model = load_model(kitchen / "tiny.safetensors")
+    stream = Stream(convert(model.spatial, run.plan.config()))
+    video = run.val_videos[1]
+    pixels = [prepare(v.pixels.permute(0, 2, 3, 1)) for v in VIEWS.cut(video.frames)]
+    expected = classify_views(model, pixels, stream)
+    vectors = cached[1].views(len(VIEWS))
+    with torch.no_grad():
+        got = model.classify(vectors).mean(0).softmax(0)
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
+    dense = torch.stack([model(p)[0] for p in pixels]).mean(0).softmax(0)
+    assert not torch.allclose(got, dense, atol=1e-6)  # r = 6 of 17 tokens does change something
+
+
+def test_a_cache_goes_on_and_skips_what_is_damaged(kitchen: Path, tmp_path: Path) -> None:
+    run = tuning(kitchen, tmp_path)
+    first = run.vectors(run.val_videos, VIEWS)
+    before = [path.path.stat().st_mtime_ns for path in first]
+    first[0].path.unlink()
+    done: list[int] = []
+    run.tell = lambda what, number, count: done.append(count)
+    again = run.vectors(run.val_videos, VIEWS)
+    assert done == [1]  # the one that was gone
+    assert [c.name for c in again] == [c.name for c in first]
+    assert [c.path.stat().st_mtime_ns for c in again[1:]] == before[1:]
+
+    broken = replace(run.val_videos[0], frames=replace(run.val_videos[0].frames, folder=tmp_path))
+    first[0].path.unlink()
+    videos = replace(run.val_videos, videos=(broken, *run.val_videos.videos[1:]))
+    left = run.vectors(videos, VIEWS)
+    assert [c.name for c in left] == [c.name for c in first[1:]]
+    assert len(run.skipped) == 1
+    assert broken.name in run.skipped[0]
+
+
+def test_a_cache_of_other_weights_is_refused(kitchen: Path, cache: Path, tmp_path: Path) -> None:
+    run = tuning(kitchen, tmp_path)
+    run.vectors(run.val_videos, VIEWS)
+    with torch.no_grad():
+        run.model.spatial.class_token += 1
+    with pytest.raises(ConfigError, match="other weights"):
+        run.vectors(run.val_videos, VIEWS)
+
+
+def test_tuning_lowers_the_loss_and_resumes_to_the_same_weights(
+    kitchen: Path, cache: Path, tmp_path: Path
+) -> None:
+    whole = tuning(kitchen, cache).run(tmp_path / "whole", QUICK)
+    rows = [row for row in read(tmp_path / "whole/scalars.csv") if row["name"] == "train/lr"]
+    assert rows  # the last step is always noted
+    shares = [(score["tuning"], score["share"], score["r"]) for score in whole.scores]
+    assert shares == [
+        ("before", 1.0, 6), ("after", 0.6, 4), ("after", 0.8, 5),
+        ("after", 1.0, 6), ("after", 1.2, 7), ("after", 1.4, 8),
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "whole/scores.json").read_text()) == whole.scores
+
+    # Six steps; stop in the middle of the second epoch, twice, without a checkpoint the last time.
+    for stop in (2, 3):
+        tuning(kitchen, cache).run(
+            tmp_path / "halved", QUICK, Habits(save_every=1, keep=1, log_every=1, stop_after=stop)
+        )
+    assert not (tmp_path / "halved/model.safetensors").exists()
+    resumed = tuning(kitchen, cache).run(tmp_path / "halved", QUICK, Habits(log_every=1))
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "halved"))
+    assert resumed.scores == whole.scores
+    steps = [
+        int(r["step"]) for r in read(tmp_path / "halved/scalars.csv") if r["name"] == "train/class"
+    ]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    scored = [
+        int(r["step"]) for r in read(tmp_path / "halved/scalars.csv") if r["name"] == "val/top1"
+    ]
+    assert scored == [2, 4, 6]
+
+
+def test_tuning_learns_the_actions_and_leaves_the_spatial_model(
+    kitchen: Path, cache: Path, tmp_path: Path
+) -> None:
+    recipe = replace(QUICK, epochs=30, dropout=0.1)
+    result = tuning(kitchen, cache, budgets=(1.0,)).run(tmp_path, recipe, Habits(log_every=1))
+    losses = [
+        float(r["value"]) for r in read(tmp_path / "scalars.csv") if r["name"] == "train/loss"
+    ]
+    assert losses[-1] < 0.5 * losses[0]
+    before, after = result.scores
+    assert after["top1"] == 1.0 > before["top1"]
+    start, end = load_file(kitchen / "tiny.safetensors"), weights(tmp_path)
+    frozen = [key for key in start if key.startswith("spatial.")]
+    assert frozen
+    assert all(torch.equal(start[key], end[key]) for key in frozen)
+    assert not torch.equal(start["classifier.weight"], end["classifier.weight"])
+
+
+def test_a_run_with_other_settings_is_not_gone_on_with(
+    kitchen: Path, cache: Path, tmp_path: Path
+) -> None:
+    tuning(kitchen, cache).run(tmp_path, QUICK, Habits(save_every=1, stop_after=1))
+    with pytest.raises(CheckpointError, match="recipe"):
+        tuning(kitchen, cache).run(tmp_path, replace(QUICK, lr=1e-4))
+    with pytest.raises(CheckpointError, match="rule"):
+        tuning(kitchen, cache, r=7).run(tmp_path, QUICK)
+
+
+def test_a_damaged_checkpoint_is_named(kitchen: Path, cache: Path, tmp_path: Path) -> None:
+    tuning(kitchen, cache).run(tmp_path, QUICK, Habits(save_every=1, stop_after=1))
+    (path,) = checkpoints.found(tmp_path / "checkpoints")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=path.name):
+        tuning(kitchen, cache).run(tmp_path, QUICK)
+
+
+def test_two_processes_give_the_weights_of_one(kitchen: Path, cache: Path, tmp_path: Path) -> None:
+    recipe = replace(QUICK, dropout=0.0, epochs=2)
+    alone = tmp_path / "alone"
+    tuning(kitchen, cache, budgets=(1.0,)).run(alone, recipe)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        *("--master-port", str(20_000 + os.getpid() % 20_000)),
+        *("-m", "--", "eventful.cli", "train", "vivit", "--json"),
+        *("--data", str(kitchen), "--weights", str(kitchen / "tiny.safetensors")),
+        *("--out", str(tmp_path / "pair"), "--cache", str(tmp_path / "cache"), "--r", "6"),
+        *("--temporal-views", "2", "--spatial-views", "1", "--epochs", "2", "--batch", "4"),
+        *("--lr", "3e-3", "--dropout", "0", "--workers", "0"),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout)
+    assert [score["r"] for score in report["scores"]] == [6, 4, 5, 6, 7, 8]
+    one, two = weights(alone), weights(tmp_path / "pair")
+    assert one.keys() == two.keys()
+    for key in one:
+        torch.testing.assert_close(one[key], two[key], atol=1e-5, rtol=1e-4)
