@@ -62,6 +62,7 @@ def kernels(
     lse = make(batch, tokens, heads, dtype=torch.float32).abs() + 8
     out = make(batch, tokens, width, dtype=torch.float32)
     memory = ops.ExactMemory(x.clone(), key.clone(), value.clone(), out, lse, 1 + lse)
+    old = ops.swap_rows_((key, value), (k, v), index, picked.count, slots)
     none = (index[:, :1], torch.zeros_like(cap))
     heads_of = [ops.split_heads(part, heads) for part in (q, key, value)]
     linear = {
@@ -82,7 +83,7 @@ def kernels(
         yield f"linear {name} (stock)", lambda layer=layer, given=given: layer(given)
     yield "attend", lambda: ops.attend(*heads_of, 0.125, slots=slots)
     yield "sdpa (stock)", lambda: F.scaled_dot_product_attention(*heads_of, scale=0.125)
-    yield "exchange", lambda: ops.exchange_(memory, k, v, picked, 0.125, 1e9, slots, 64)
+    yield "exchange", lambda: ops.exchange_(memory, (k, v), old, picked, 0.125, 1e9, slots, 64)
     yield "recompute", lambda: ops.recompute_(memory, ((index, cap), none), 0.125, slots)
 
 

@@ -339,15 +339,12 @@ class TestExact:
         q, k, v = packed.chunk(3, dim=-1)
         lost = torch.tensor([[5, 6], [1, 1], [0, 0]], device=DEVICE)
         with eventful.use_backend(backend):
-            _, many = ops.exchange_(memory, k, v, picked, 0.25, 100.0, slots, 8)
-            assert many.tolist() == [0, 0, 0]
-            ops.write_rows_(
-                (memory.query, memory.key, memory.value),
-                (q, k, v),
-                picked.index,
-                picked.count,
-                slots,
+            old = ops.swap_rows_(
+                (memory.key, memory.value), (k, v), picked.index, picked.count, slots
             )
+            ops.write_rows_((memory.query,), (q,), picked.index, picked.count, slots)
+            _, many = ops.exchange_(memory, (k, v), old, picked, 0.25, 100.0, slots, 8)
+            assert many.tolist() == [0, 0, 0]
             rows = ((picked.index, picked.count), (lost, torch.tensor([2, 1, 0], device=DEVICE)))
             ops.recompute_(memory, rows, 0.25, slots)
         heads = [ops.split_heads(x, self.HEADS) for x in (memory.query, memory.key, memory.value)]
@@ -373,7 +370,10 @@ class TestExact:
         k, v = (make(1, self.TAKEN, 32, seed=s) for s in (5, 6))
         slots = torch.tensor([4], device=DEVICE)
         with eventful.use_backend(backend):
-            lost, many = ops.exchange_(memory, -k.abs(), v, picked, 0.25, 100.0, slots, 8)
+            old = ops.swap_rows_(
+                (memory.key, memory.value), (-k.abs(), v), picked.index, picked.count, slots
+            )
+            lost, many = ops.exchange_(memory, (-k.abs(), v), old, picked, 0.25, 100.0, slots, 8)
         assert row in lost[0, : int(many[0])].tolist()
 
 

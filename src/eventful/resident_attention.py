@@ -43,11 +43,13 @@ def exact(attention: GlobalAttention, qkv: QKV) -> tuple[Tensor, Tensor | None]:
     assert chosen.count is not None
     assert chosen.places is not None
     picked = ops.Picked(chosen.index, chosen.count, chosen.places)
+    new = (qkv[1], qkv[2])
+    old = ops.swap_rows_((memory.key, memory.value), new, chosen.index, chosen.count, state.slots)
+    state.write(spec.slot("query"), chosen, qkv[0])
     lost, many = ops.exchange_(
-        memory, qkv[1], qkv[2], picked, spec.scale, step.config.rebase, state.slots,
+        memory, new, old, picked, spec.scale, step.config.rebase, state.slots,
         min(REBASED, chosen.tokens),
     )  # fmt: skip
-    state.write_all(buffers, chosen)
     ops.recompute_(memory, ((chosen.index, chosen.count), (lost, many)), spec.scale, state.slots)
     return memory.out, many.clamp_max(REBASED)
 

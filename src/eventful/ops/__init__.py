@@ -34,6 +34,7 @@ gate_rows = operation(_reference.gate_rows)
 pick = operation(_reference.pick)
 recompute_ = operation(_reference.recompute_)
 relative_logits = operation(_reference.relative_logits)
+swap_rows_ = operation(_reference.swap_rows_)
 take_slots = operation(_reference.take_slots)
 write_rows_ = operation(_reference.write_rows_)
 
@@ -68,6 +69,7 @@ __all__ = [
     "sample",
     "scatter_",
     "split_heads",
+    "swap_rows_",
     "take_slots",
     "use_backend",
     "wanted_tokens",

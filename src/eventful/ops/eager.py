@@ -18,6 +18,7 @@ from eventful.ops.reference import (
     pick,
     recompute_,
     relative_logits,
+    swap_rows_,
     take_slots,
     window_map,
     write_rows_,
@@ -36,6 +37,7 @@ __all__ = [
     "pick",
     "recompute_",
     "relative_logits",
+    "swap_rows_",
     "take_slots",
     "write_rows_",
 ]

@@ -38,6 +38,7 @@ from eventful.ops.reference.rows import (
     join_heads,
     scatter_,
     split_heads,
+    swap_rows_,
     take_slots,
     write_rows_,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "sample",
     "scatter_",
     "split_heads",
+    "swap_rows_",
     "take_slots",
     "wanted_tokens",
     "whole_bias",

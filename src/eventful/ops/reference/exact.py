@@ -107,8 +107,8 @@ def add_held(tokens: Tensor, memory: Tensor, slots: Tensor) -> Tensor:
 
 def exchange_(
     memory: ExactMemory,
-    keys: Tensor,
-    values: Tensor,
+    new: tuple[Tensor, Tensor],
+    old: tuple[Tensor, Tensor],
     picked: Picked,
     scale: float,
     rebase: float,
@@ -117,10 +117,8 @@ def exchange_(
 ) -> tuple[Tensor, Tensor]:
     """Swap the share of the changed keys in the rows of queries that did not change.
 
-    Called while `memory` still holds the old keys and values.
-
     Args:
-        keys, values: (B, M, H*d) as they are now.
+        new, old: keys and values (B, M, H*d) of the changed tokens, as they are and as they were.
         rebase: condition beyond which a row must be recomputed, or twice a fresh row's.
         width: R.
 
@@ -133,13 +131,11 @@ def exchange_(
     def split(tokens: Tensor) -> Tensor:
         return split_heads(tokens, heads)
 
-    own = {name: held(getattr(memory, name), slots) for name in vars(memory)}
+    kept = ("query", "out", "lse", "condition")
+    own = {name: held(getattr(memory, name), slots) for name in kept}
     valid = torch.arange(index.shape[1], device=index.device) < picked.count[:, None]
-    old = [split(gather(own[name], index)) for name in ("key", "value")]
     q = split(own["query"])
-    parts = [
-        attend_partial(q, k, v, scale, None, valid) for k, v in ((split(keys), split(values)), old)
-    ]
+    parts = [attend_partial(q, split(k), split(v), scale, None, valid) for k, v in (new, old)]
     state = (
         split(own["out"]),
         own["lse"].transpose(1, 2),

@@ -69,6 +69,22 @@ def write_rows_(
             buffer[own[valid], token[valid]] = values.to(buffer.dtype)[valid]
 
 
+def swap_rows_(
+    buffers: tuple[Tensor, Tensor],
+    rows: tuple[Tensor, Tensor],
+    index: Tensor,
+    count: Tensor,
+    slots: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Write rows (B, M, D) as `write_rows_` does, and return what stood there before.
+
+    A padded slot of the result holds what its twin's place held, before or after the write.
+    """
+    old = [gather(held(buffer, slots), index) for buffer in buffers]
+    write_rows_(buffers, rows, index, count, slots)
+    return old[0], old[1]
+
+
 def add_norm(
     tokens: Tensor,
     update: Tensor,

@@ -15,7 +15,7 @@ from eventful.ops.reference import ExactMemory
 from eventful.ops.triton.attention import attend, attend_partial, relative_logits
 from eventful.ops.triton.exact import add_held, exchange_, gate_error, gate_rows, recompute_
 from eventful.ops.triton.gates import MOST_TOKENS, error_norm, pick
-from eventful.ops.triton.rows import add_norm, take_slots, write_rows_
+from eventful.ops.triton.rows import add_norm, swap_rows_, take_slots, write_rows_
 from eventful.ops.triton.windows import attend_windows
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "recompute_",
     "refuse",
     "relative_logits",
+    "swap_rows_",
     "take_slots",
     "write_rows_",
 ]

@@ -29,16 +29,17 @@ def _normed(x, weight, bias, column, inside, width, eps,
 def _gate_error(
     current, update, reference, weight, bias, slots, total, errors, tokens, width, eps,
     STORED: tl.constexpr, HAS_UPDATE: tl.constexpr, NORM: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr, WIDTH: tl.constexpr,
+    HAS_BIAS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
+    token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     stream = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + stream).to(tl.int64)
     column = tl.arange(0, WIDTH)
-    inside = column < width
-    held = (slot * tokens + token) * width + column
-    own = (stream * tokens + token) * width + column
+    inside = (token < tokens)[:, None] & (column < width)[None, :]
+    held = (slot * tokens + token)[:, None] * width + column[None, :]
+    own = (stream * tokens + token)[:, None] * width + column[None, :]
     x = tl.load(current + (held if STORED else own), mask=inside, other=0.0)
+    before = tl.load(reference + held, mask=inside, other=0.0).to(tl.float32)
     if HAS_UPDATE:
         u = tl.load(update + held, mask=inside, other=0.0)
         x = (x.to(tl.float32) + u.to(tl.float32)).to(total.dtype.element_ty)
@@ -46,11 +47,18 @@ def _gate_error(
     kind: tl.constexpr = reference.dtype.element_ty
     seen = x.to(kind)
     if NORM:
-        seen = _normed(seen.to(tl.float32), weight, bias, column, inside, width, eps,
-                       HAS_WEIGHT, HAS_BIAS).to(kind)  # fmt: skip
-    error = seen.to(tl.float32) - tl.load(reference + held, mask=inside, other=0.0).to(tl.float32)
-    error = tl.where(inside, error, 0.0)
-    tl.store(errors + stream * tokens + token, tl.sqrt(tl.sum(error * error, axis=0)))
+        y = seen.to(tl.float32)
+        mean = tl.sum(y, axis=1) / width
+        y = tl.where(inside, y - mean[:, None], 0.0)
+        y = y * tl.rsqrt(tl.sum(y * y, axis=1) / width + eps)[:, None]
+        if HAS_WEIGHT:
+            y = y * tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+        if HAS_BIAS:
+            y = y + tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+        seen = y.to(kind)
+    error = tl.where(inside, seen.to(tl.float32) - before, 0.0)
+    norm = tl.sqrt(tl.sum(error * error, axis=1))
+    tl.store(errors + stream * tokens + token, norm, mask=token < tokens)
 
 
 def gate_error(
@@ -66,12 +74,13 @@ def gate_error(
     total = current if update is None else torch.empty_like(current)
     errors = torch.empty(batch, tokens, dtype=torch.float32, device=current.device)
     block = triton.next_power_of_2(width)
-    _gate_error[(tokens, batch)](
+    rows = 4 if block <= 1024 else 1
+    _gate_error[(triton.cdiv(tokens, rows), batch)](
         current, current if update is None else update, reference_,
         *_norm_parts(norm, current), slots, total, errors, tokens, width,
         0.0 if norm is None else norm.eps,
-        STORED=stored, HAS_UPDATE=update is not None, **_norm_flags(norm), WIDTH=block,
-        num_warps=2 if block <= 1024 else 4,
+        STORED=stored, HAS_UPDATE=update is not None, **_norm_flags(norm), WIDTH=block, ROWS=rows,
+        num_warps=4,
     )  # fmt: skip
     return total, errors
 
@@ -160,11 +169,11 @@ def add_held(tokens: Tensor, memory: Tensor, slots: Tensor) -> Tensor:
 
 @triton.jit
 def _exchange(
-    q, k_old, v_old, k_new, v_new, out, lse, condition, index, counts, places, slots,
+    q, k_new, v_new, k_old, v_old, out, lse, condition, counts, places, slots,
     claimed, lost_rows, lost_counts,
     tokens, taken, heads, scale, rebase, lost_width, stride_kb, stride_km, stride_vb, stride_vm,
     TILES: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr,
-    K: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, FULL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     stream = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)
@@ -189,26 +198,35 @@ def _exchange(
     loss = tl.zeros([M], dtype=tl.float32)
     change = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
     factor = scale * 1.4426950408889634
+    k_new += stream * stride_kb + head * HEAD
+    v_new += stream * stride_vb + head * HEAD
+    k_old += stream * taken * width + head * HEAD
+    v_old += stream * taken * width + head * HEAD
     for tile in range(TILES):
         j = tile * K + tl.arange(0, K)
         valid = j < count
-        across, along = valid[None, :] & fits[:, None], valid[:, None] & fits[None, :]
-        token = tl.load(index + stream * taken + j, mask=valid, other=0)
-        old = (slot * tokens + token) * width + head * HEAD
-        new_k = k_new + stream * stride_kb + head * HEAD + j * stride_km
-        kt = tl.load(new_k[None, :] + d[:, None], mask=across, other=0.0)
-        score = tl.dot(rows, kt, input_precision=PRECISION) * factor - base[:, None]
+        kn, ko = (
+            k_new + j[None, :] * stride_km + d[:, None],
+            k_old + j[None, :] * width + d[:, None],
+        )
+        vn, vo = (
+            v_new + j[:, None] * stride_vm + d[None, :],
+            v_old + j[:, None] * width + d[None, :],
+        )
+        if FULL:
+            kn, ko, vn, vo = tl.load(kn), tl.load(ko), tl.load(vn), tl.load(vo)
+        else:
+            across, along = valid[None, :] & fits[:, None], valid[:, None] & fits[None, :]
+            kn, ko = tl.load(kn, mask=across, other=0.0), tl.load(ko, mask=across, other=0.0)
+            vn, vo = tl.load(vn, mask=along, other=0.0), tl.load(vo, mask=along, other=0.0)
+        score = tl.dot(rows, kn, input_precision=PRECISION) * factor - base[:, None]
         share = tl.exp2(tl.minimum(tl.where(valid[None, :], score, -float("inf")), 60.0))
         gain += tl.sum(share, axis=1)
-        new_v = v_new + stream * stride_vb + head * HEAD + j * stride_vm
-        values = tl.load(new_v[:, None] + d[None, :], mask=along, other=0.0)
-        change = tl.dot(share.to(values.dtype), values, change, input_precision=PRECISION)
-        kt = tl.load(k_old + old[None, :] + d[:, None], mask=across, other=0.0)
-        score = tl.dot(rows, kt, input_precision=PRECISION) * factor - base[:, None]
+        change = tl.dot(share.to(vn.dtype), vn, change, input_precision=PRECISION)
+        score = tl.dot(rows, ko, input_precision=PRECISION) * factor - base[:, None]
         share = tl.exp2(tl.minimum(tl.where(valid[None, :], score, -float("inf")), 60.0))
         loss += tl.sum(share, axis=1)
-        values = tl.load(v_old + old[:, None] + d[None, :], mask=along, other=0.0)
-        change = tl.dot((-share).to(values.dtype), values, change, input_precision=PRECISION)
+        change = tl.dot((-share).to(vo.dtype), vo, change, input_precision=PRECISION)
 
     if count > 0:
         grown = tl.load(condition + place, mask=moves, other=1.0)
@@ -236,8 +254,8 @@ def _exchange(
 
 def exchange_(
     memory: ExactMemory,
-    keys: Tensor,
-    values: Tensor,
+    new: tuple[Tensor, Tensor],
+    old: tuple[Tensor, Tensor],
     picked: Picked,
     scale: float,
     rebase: float,
@@ -253,19 +271,20 @@ def exchange_(
     batch, taken = picked.index.shape
     tokens, heads = memory.query.shape[1], memory.heads
     head = memory.query.shape[2] // heads
-    device = keys.device
+    device = slots.device
+    pad = max(16, triton.next_power_of_2(head))
     claimed = torch.zeros(batch, tokens, dtype=torch.int32, device=device)
     lost = torch.empty(batch, width, dtype=torch.int64, device=device)
     lost_count = torch.zeros(batch, dtype=torch.int64, device=device)
     if taken:
         _exchange[(triton.cdiv(tokens, rows), batch * heads)](
-            memory.query, memory.key, memory.value, keys, values,
+            memory.query, *new, *(part.contiguous() for part in old),
             memory.out, memory.lse, memory.condition,
-            picked.index, picked.count, picked.places, slots, claimed, lost, lost_count,
-            tokens, taken, heads, scale, rebase, width, *keys.stride()[:2], *values.stride()[:2],
-            TILES=triton.cdiv(taken, lanes), HEAD=head,
-            HEAD_PAD=max(16, triton.next_power_of_2(head)), M=rows, K=lanes,
-            PRECISION=precision(keys.dtype), num_warps=warps, num_stages=stages,
+            picked.count, picked.places, slots, claimed, lost, lost_count,
+            tokens, taken, heads, scale, rebase, width, *new[0].stride()[:2], *new[1].stride()[:2],
+            TILES=triton.cdiv(taken, lanes), HEAD=head, HEAD_PAD=pad, M=rows, K=lanes,
+            FULL=taken % lanes == 0 and head == pad,
+            PRECISION=precision(new[0].dtype), num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return lost, lost_count
 
@@ -299,34 +318,33 @@ def _attend_rows(
     m = tl.program_id(0) * M + tl.arange(0, M)
     token = _row_of(m, first, first_count, first_taken, second, second_count, second_taken, stream)
     real = token >= 0
-    if tl.sum(real.to(tl.int32), axis=0) > 0:
-        d = tl.arange(0, HEAD_PAD)
-        fits = d < HEAD
-        width = heads * HEAD
-        base = slot * tokens * width + head * HEAD
-        keep = real[:, None] & fits[None, :]
-        rows = tl.load(q + base + token[:, None] * width + d[None, :], mask=keep, other=0.0)
-        top = tl.full([M], -float("inf"), dtype=tl.float32)
-        weight = tl.zeros([M], dtype=tl.float32)
-        total = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
-        for step in range(TILES):
+    d = tl.arange(0, HEAD_PAD)
+    fits = d < HEAD
+    width = heads * HEAD
+    base = slot * tokens * width + head * HEAD
+    keep = real[:, None] & fits[None, :]
+    rows = tl.load(q + base + token[:, None] * width + d[None, :], mask=keep, other=0.0)
+    top = tl.full([M], -float("inf"), dtype=tl.float32)
+    weight = tl.zeros([M], dtype=tl.float32)
+    total = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
+    for step in range(TILES):
+        top, weight, total = _fold(
+            rows, k + base, v + base, rows, parts, token, real, part * TILES + step,
+            top, weight, total, tokens, 1, width, width, scale,
+            HEAD, HEAD_PAD, K, False, 1, FULL, PRECISION,
+        )  # fmt: skip
+    if TAIL:  # noqa: SIM102 - the outer test is for the compiler
+        if part == tl.num_programs(2) - 1:
             top, weight, total = _fold(
-                rows, k + base, v + base, rows, parts, token, real, part * TILES + step,
+                rows, k + base, v + base, rows, parts, token, real, tokens // K,
                 top, weight, total, tokens, 1, width, width, scale,
-                HEAD, HEAD_PAD, K, False, 1, FULL, PRECISION,
+                HEAD, HEAD_PAD, K, False, 1, False, PRECISION,
             )  # fmt: skip
-        if TAIL:  # noqa: SIM102 - the outer test is for the compiler
-            if part == tl.num_programs(2) - 1:
-                top, weight, total = _fold(
-                    rows, k + base, v + base, rows, parts, token, real, tokens // K,
-                    top, weight, total, tokens, 1, width, width, scale,
-                    HEAD, HEAD_PAD, K, False, 1, False, PRECISION,
-                )  # fmt: skip
-        every = first_taken + second_taken
-        streams = tl.num_programs(1) // heads
-        place = ((part * streams + stream) * every + m) * heads + head
-        tl.store(parts + place[:, None] * HEAD + d[None, :], total / weight[:, None], mask=keep)
-        tl.store(part_lse + place, top + tl.log2(weight), mask=real)
+    every = first_taken + second_taken
+    streams = tl.num_programs(1) // heads
+    place = ((part * streams + stream) * every + m) * heads + head
+    tl.store(parts + place[:, None] * HEAD + d[None, :], total / weight[:, None], mask=keep)
+    tl.store(part_lse + place, top + tl.log2(weight), mask=real)
 
 
 @triton.jit

@@ -58,6 +58,51 @@ def write_rows_(
 
 
 @triton.jit
+def _swap_rows(
+    first, second, new_first, new_second, old_first, old_second, index, counts, slots,
+    width, taken, stride_fb, stride_fn, stride_sb, stride_sn, stride_ab, stride_am,
+    stride_bb, stride_bm,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    stream = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + stream).to(tl.int64)
+    token = tl.load(index + stream * taken + row)
+    column = tl.arange(0, WIDTH)
+    inside = column < width
+    counts_too = inside & (row < tl.load(counts + stream))
+    out = (stream * taken + row) * width + column
+    at = first + slot * stride_fb + token * stride_fn + column
+    tl.store(old_first + out, tl.load(at, mask=inside), mask=inside)
+    new = tl.load(new_first + stream * stride_ab + row * stride_am + column, mask=inside)
+    tl.store(at, new, mask=counts_too)
+    at = second + slot * stride_sb + token * stride_sn + column
+    tl.store(old_second + out, tl.load(at, mask=inside), mask=inside)
+    new = tl.load(new_second + stream * stride_bb + row * stride_bm + column, mask=inside)
+    tl.store(at, new, mask=counts_too)
+
+
+def swap_rows_(
+    buffers: tuple[Tensor, Tensor],
+    rows: tuple[Tensor, Tensor],
+    index: Tensor,
+    count: Tensor,
+    slots: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """See `reference.swap_rows_`."""
+    (a, b), (x, y) = buffers, rows
+    batch, taken, width = x.shape
+    old = [torch.empty(batch, taken, width, dtype=a.dtype, device=a.device) for _ in range(2)]
+    if taken:
+        _swap_rows[(taken, batch)](
+            a, b, x, y, *old, index, count, slots, width, taken,
+            *a.stride()[:2], *b.stride()[:2], *x.stride()[:2], *y.stride()[:2],
+            WIDTH=triton.next_power_of_2(width), num_warps=2 if width <= 1024 else 4,
+        )  # fmt: skip
+    return old[0], old[1]
+
+
+@triton.jit
 def _add_norm(
     tokens, update, factor, weight, bias, total, normed, width, eps,
     HAS_FACTOR: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, WIDTH: tl.constexpr,
