@@ -166,7 +166,7 @@ def _scene(
     one = tl.full([], 1, tl.int32)
     found = tl.where(tl.sum((keys >= (one << 30)).to(tl.int32), axis=0) >= rank, one << 30, found)
     for step in tl.static_range(15):
-        shift: tl.constexpr = 28 - 2 * step
+        shift = 28 - 2 * step
         low, high = one << shift, one << (shift + 1)
         packed = tl.sum(
             (keys >= (found | low)).to(tl.int32)

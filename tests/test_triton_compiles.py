@@ -1,0 +1,136 @@
+"""Every Triton kernel compiles for a GPU (sm_90), on a machine that has none.
+
+The interpreter runs kernels as Python, which forgives what the compiler does not. Here each
+launch is caught before it happens, and its kernel compiled for the arguments it would get.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+from triton.runtime.jit import JITFunction  # noqa: E402
+
+from eventful import ops  # noqa: E402
+from eventful.ops.triton import attention, exact, gates, interpreted, rows, windows  # noqa: E402
+
+pytestmark = pytest.mark.skipif(interpreted(), reason="kernels are interpreted in this process")
+
+KINDS = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+}
+OPTIONS = ("num_warps", "num_stages")
+
+
+def compile_only(compiled: list[str], kernel: JITFunction, *args, **kwargs) -> None:
+    options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+    given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+    signature, constants = {}, {}
+    for parameter in kernel.params:
+        value = given[parameter.name]
+        if parameter.is_constexpr:
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = KINDS[value.dtype]
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+    source = ASTSource(kernel, signature, constants)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert made.asm["cubin"]
+    compiled.append(kernel.fn.__name__)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    names: list[str] = []
+    launch = lambda kernel, grid: partial(compile_only, names, kernel)  # noqa: E731
+    monkeypatch.setattr(JITFunction, "__getitem__", launch)
+    monkeypatch.setattr(attention, "_multiprocessors", lambda device: 132)
+    return names
+
+
+def make(*shape: int, kind: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.zeros(shape, dtype=kind)
+
+
+SLOTS = torch.zeros(1, dtype=torch.int64)
+INDEX = torch.zeros(1, 512, dtype=torch.int64)
+COUNT = torch.zeros(1, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("form", ["plain", "leading", "scene"])
+def test_pick(compiled, form):
+    more = {"leading": form != "plain"}
+    if form == "scene":
+        more |= {"scene": torch.zeros(1), "cut": (4.0, 0.5, 0.9), "slots": SLOTS}
+        more |= {"period": 59, "turn": COUNT, "prefix": 1}
+    report = torch.zeros(1, 3, dtype=torch.int32)
+    gates.pick(torch.zeros(1, 4097), ops.PickRule(torch.zeros(1), COUNT, **more), 512, report)
+    assert compiled == ["_pick"]
+
+
+def test_gates_and_rows(compiled):
+    tokens, width = make(1, 4097, 768), make(768)
+    selected, norm = make(1, 512, 768), ops.LayerNorm(width, width, 1e-6)
+    gates.error_norm(tokens, tokens, 2.0, SLOTS)
+    exact.gate_error(tokens, tokens, SLOTS, norm, tokens)
+    exact.gate_error(tokens.float(), tokens, SLOTS, stored=True)
+    exact.gate_rows(tokens, tokens, INDEX, COUNT, SLOTS, norm)
+    exact.gate_rows(tokens.float(), tokens, INDEX, COUNT, SLOTS, stored=True)
+    exact.add_held(tokens, tokens, SLOTS)
+    rows.add_norm(selected, selected, width, width, width, 1e-6)
+    rows.write_rows_((tokens, tokens), (selected, selected), INDEX, COUNT, SLOTS)
+    rows.swap_rows_((tokens, tokens), (selected, selected), INDEX, COUNT, SLOTS)
+    rows.take_slots(tokens, SLOTS)
+    assert len(compiled) == 10
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("keys", [4096, 4097])
+def test_attention(compiled, kind, keys):
+    q, k = (ops.split_heads(make(1, n, 768, kind=kind), 12) for n in (512, keys))
+    attention.attend(q, k, k, 0.125, slots=SLOTS)
+    attention.attend_partial(k, k, k, 0.125)
+    assert compiled == ["_attend", "_combine", "_attend"]
+
+
+@pytest.mark.parametrize("grid", [(64, 64), (42, 42), (14, 14)])
+def test_relative_position(compiled, grid):
+    q, k = (ops.split_heads(make(1, n, 768), 12) for n in (512, grid[0] * grid[1]))
+    tables = [make(side, side, 64) for side in grid]
+    parts = attention.relative_logits(q, *tables, INDEX)
+    attention.attend(q, k, k, 0.125, relative=parts, slots=SLOTS)
+    assert "_relative_logits" in compiled
+    assert "_attend" in compiled
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_windows(compiled, padded):
+    grid = (64, 64) if padded else (42, 42)
+    q, k = (ops.split_heads(make(1, n, 768), 12) for n in (512, grid[0] * grid[1]))
+    parts = tuple(make(1, 512, 12, 14) for _ in range(2))
+    pad = (make(768), make(768)) if padded else None
+    places = torch.zeros(1, grid[0] * grid[1], dtype=torch.int32)
+    shape = ops.WindowGrid(grid, (14, 14))
+    windows.attend_windows(q, k, k, 0.125, shape, INDEX, parts, pad, SLOTS, places)
+    assert compiled == ["_attend_windows"]
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32], ids=str)
+def test_exact(compiled, kind):
+    tokens, out = make(1, 4097, 768, kind=kind), torch.zeros(1, 4097, 768)
+    small, new = torch.zeros(1, 4097, 12), make(1, 512, 768, kind=kind)
+    memory = ops.ExactMemory(tokens, tokens, tokens, out, small, small)
+    picked = ops.Picked(INDEX, COUNT, torch.zeros(1, 4097, dtype=torch.int32))
+    exact.exchange_(memory, (new, new), (new, new), picked, 0.125, 100.0, SLOTS, 64)
+    exact.recompute_(memory, ((INDEX, COUNT), (INDEX[:, :64], COUNT)), 0.125, SLOTS)
+    assert compiled == ["_exchange", "_attend_rows", "_settle_rows"]
