@@ -49,7 +49,8 @@ class RelativePosition:
     def bias(self, q: Tensor, index: Tensor) -> Tensor:
         """Bias (B, H, M, K) of queries (B, H, M, d) at grid places `index` (B or 1, M)."""
         down, across = (part.transpose(1, 2) for part in self.logits(q, index))
-        return (down[..., :, None] + across[..., None, :]).flatten(-2)
+        room = ops.scratch("bias of queries", (*down.shape, across.shape[-1]), down)
+        return torch.add(down[..., :, None], across[..., None, :], out=room).flatten(-2)
 
     def bias_all(self, q: Tensor) -> Tensor:
         """Bias (B, H, N, K) of all queries in grid order, without a table per query."""
@@ -59,16 +60,35 @@ class RelativePosition:
         across = torch.einsum("bhyxd,xkd->bhyxk", grid, self.columns.to(q.dtype))
         return (down[..., :, None] + across[..., None, :]).flatten(4).flatten(2, 3)
 
+    def _logits_once(self, q: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """`logits` of queries at places that differ; many of them without a table for each."""
+        batch, heads, count, size = q.shape
+        height, width = self.rows.shape[0], self.columns.shape[0]
+        if count * 4 < height * width:
+            return self.logits(q, index)
+        place = index[:, None, :, None].expand_as(q)
+        grid = q.new_zeros(batch, heads, height * width, size).scatter_(2, place, q)
+        grid = grid.view(batch, heads, height, width, size)
+        whole = (
+            torch.einsum("bhyxd,ykd->byxhk", grid, self.rows.to(q.dtype)),
+            torch.einsum("bhyxd,xkd->byxhk", grid, self.columns.to(q.dtype)),
+        )
+        down, across = (ops.gather(part.flatten(1, 2).flatten(2), index) for part in whole)
+        return down.view(batch, count, heads, -1), across.view(batch, count, heads, -1)
+
     def bias_at(self, q: Tensor, index: Tensor, keys: Tensor) -> Tensor:
-        """Bias (B, H, M, J) of queries at `index` (B, M) toward keys at `keys` (B, J) only."""
-        width, key_width = self.columns.shape[0], self.columns.shape[1]
-        down = torch.einsum("bhmd,bmkd->bhmk", q, self.rows[index // width].to(q.dtype))
-        across = torch.einsum("bhmd,bmkd->bhmk", q, self.columns[index % width].to(q.dtype))
+        """Bias (B, H, M, J) of queries at `index` (B, M) toward keys at `keys` (B, J) only.
 
-        def pick(values: Tensor, at: Tensor) -> Tensor:
-            return values.gather(3, at[:, None, None].expand(*values.shape[:3], -1))
-
-        return pick(down, keys // key_width) + pick(across, keys % key_width)
+        A product with columns that hold two ones each picks and adds faster than indexing does.
+        """
+        down, across = self._logits_once(q, index)
+        parts = torch.cat([down, across], dim=-1).transpose(1, 2)  # (B, H, M, kh + kw)
+        height, width = self.rows.shape[1], self.columns.shape[1]
+        place = torch.arange(height + width, device=q.device)[:, None]
+        row, column = keys[:, None] // width, height + keys[:, None] % width
+        ones = ((place == row) | (place == column)).to(q.dtype)  # (B, kh + kw, J)
+        room = ops.scratch("bias at keys", (*parts.shape[:3], keys.shape[1]), parts)
+        return torch.matmul(parts, ones[:, None], out=room)
 
 
 def relative_vectors(

@@ -21,6 +21,7 @@ from eventful.ops.reference import (
     window_map,
 )
 from eventful.ops.registry import BACKENDS, forced_backend, operation, use_backend, why_not
+from eventful.ops.scratch import scratch
 
 add_held = operation(_reference.add_held)
 add_norm = operation(_reference.add_norm)
@@ -68,6 +69,7 @@ __all__ = [
     "relative_logits",
     "sample",
     "scatter_",
+    "scratch",
     "split_heads",
     "swap_rows_",
     "take_slots",

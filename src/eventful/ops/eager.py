@@ -11,7 +11,6 @@ from eventful.ops.reference import (
     WindowGrid,
     add_held,
     add_norm,
-    error_norm,
     exchange_,
     gate_error,
     gate_rows,
@@ -23,6 +22,7 @@ from eventful.ops.reference import (
     window_map,
     write_rows_,
 )
+from eventful.ops.scratch import scratch
 
 __all__ = [
     "add_held",
@@ -43,6 +43,33 @@ __all__ = [
 ]
 
 
+_CHUNK = 128  # tokens whose errors stay in a core's cache
+
+
+def error_norm(
+    current: Tensor, reference_: Tensor, order: float, slots: Tensor | None = None
+) -> Tensor:
+    """See `reference.error_norm`; on a CPU a few tokens at a time, without a tensor of errors."""
+    tokens = current.shape[1]
+    if current.device.type != "cpu" or slots is not None or tokens <= _CHUNK:
+        return reference.error_norm(current, reference_, order, slots)
+    norms = torch.empty(current.shape[:2])
+    for start in range(0, tokens, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        norms[:, part] = reference.error_norm(current[:, part], reference_[:, part], order)
+    return norms
+
+
+def _whole_bias(bias: Tensor | None, relative: tuple[Tensor, Tensor] | None) -> Tensor | None:
+    """See `reference.whole_bias`; in memory that is kept."""
+    if relative is None:
+        return bias
+    down, across = (part.transpose(1, 2) for part in relative)
+    shape = (*down.shape, across.shape[-1])
+    room = scratch("bias", shape, down)
+    return torch.add(down[..., :, None], across[..., None, :], out=room).flatten(-2)
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -55,7 +82,7 @@ def attend(
     """See `reference.attend`; through SDPA."""
     if 0 in q.shape:  # some fused kernels crash on nothing to do
         return q.new_zeros(*q.shape[:-1], v.shape[-1])
-    mask = reference.whole_bias(bias, relative)
+    mask = _whole_bias(bias, relative)
     k, v = reference.held(k, slots), reference.held(v, slots)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
@@ -108,7 +135,7 @@ def attend_windows(
         parts = [part.new_zeros(len(home), most, *part.shape[2:]) for part in relative]
         for into, part in zip(parts, relative, strict=True):
             into[group, rank] = part.flatten(0, 1)
-        bias = reference.whole_bias(None, (parts[0], parts[1]))
+        bias = _whole_bias(None, (parts[0], parts[1]))
     result = F.scaled_dot_product_attention(
         queries.transpose(1, 2),
         taken(k, pad and pad[0]).transpose(1, 2),
