@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+import eventful
 from eventful.cli import main
 from eventful.errors import EventfulError
 
@@ -238,3 +239,10 @@ def test_reproduce_counts_prints_every_row() -> None:
     assert len(rows) > 60
     worst = max(abs(row["relative_difference"]) for row in rows if row["ours"] is not None)
     assert worst < 0.005
+
+
+def test_version() -> None:
+    script = (
+        "import sys; sys.argv = ['eventful', '--version']\nfrom eventful.cli import main; main()"
+    )
+    assert python(script).stdout.strip() == f"eventful {eventful.__version__}"

@@ -25,6 +25,26 @@ app = typer.Typer(
     # A traceback with every local printed would bury the error under tensors.
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from eventful import __version__
+
+        typer.echo(f"eventful {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version."),
+    ] = False,
+) -> None:
+    """Run vision transformers on video and pay only for what changed."""
+
+
 reproduce = typer.Typer(help="Recompute figures of the paper from shapes.", no_args_is_help=True)
 app.add_typer(reproduce, name="reproduce")
 data = typer.Typer(help="Look at datasets on disk.", no_args_is_help=True)
