@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-import eventful
+from eventful import __version__
 from eventful.cli import main
 from eventful.errors import EventfulError
 
@@ -242,7 +242,5 @@ def test_reproduce_counts_prints_every_row() -> None:
 
 
 def test_version() -> None:
-    script = (
-        "import sys; sys.argv = ['eventful', '--version']\nfrom eventful.cli import main; main()"
-    )
-    assert python(script).stdout.strip() == f"eventful {eventful.__version__}"
+    script = "import sys; sys.argv[1:] = ['--version']; from eventful.cli import main; main()"
+    assert python(script).stdout.strip() == f"eventful {__version__}"
