@@ -49,6 +49,7 @@ FLOORS = (
         "budget",
         "calls",
         "costs",
+        "frames",
         "snapshot",
         "residence",
         "tenancy",

@@ -8,9 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import eventful
-from eventful import Config, Selection, Threshold, TopR
+from eventful import Config, Selection, Threshold, TopR, ops
 from eventful.layout import TokenLayout
-from eventful.windows import window_map
 from small import drifting_tokens, random_trunk
 
 RULES = {
@@ -144,12 +143,13 @@ def test_top_selects_the_largest(batch, tokens, r, seed):
     st.tuples(st.integers(1, 9), st.integers(1, 9)), st.tuples(st.integers(1, 5), st.integers(1, 5))
 )
 def test_window_maps_place_every_token_once(grid, window):
-    places = window_map(grid, window, torch.device("cpu"))
+    windows = ops.WindowGrid(grid, window)
+    places = ops.window_map(windows, torch.device("cpu"))
     count = grid[0] * grid[1]
     real = places.members[places.members < count]
     assert sorted(real.tolist()) == list(range(count))
     assert torch.equal(places.members[places.window_of, places.place_of], torch.arange(count))
-    assert places.padded == bool(grid[0] % window[0] or grid[1] % window[1])
+    assert windows.padded == bool(grid[0] % window[0] or grid[1] % window[1])
 
 
 @given(

@@ -10,17 +10,11 @@ from torch import Tensor, nn
 
 from eventful.calls import Call
 from eventful.errors import FrameError, StreamNameError
+from eventful.frames import Signature, batched, find_frame, refuse_attentions
 from eventful.policies import Policy
 from eventful.slots import SlotState
 from eventful.snapshot import Snapshot, read_snapshot, write_snapshot
-from eventful.stepper import (
-    Signature,
-    Stepper,
-    batched,
-    checked_policy,
-    find_frame,
-    refuse_attentions,
-)
+from eventful.stepper import Stepper, checked_policy
 from eventful.tenancy import Check
 
 

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,3 +165,28 @@ def _load(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
+
+
+def start_clock(device: torch.device) -> Callable[[], Callable[[], float]]:
+    """Start timing; calling the result stops, and gives a function that reads milliseconds."""
+    if device.type == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+
+        def stop_events() -> Callable[[], float]:
+            end.record()
+
+            def read() -> float:
+                end.synchronize()
+                return float(start.elapsed_time(end))
+
+            return read
+
+        return stop_events
+    began = time.perf_counter()
+
+    def stop() -> Callable[[], float]:
+        elapsed = (time.perf_counter() - began) * 1000
+        return lambda: elapsed
+
+    return stop

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,17 +14,17 @@ from eventful.adapters.base import Session
 from eventful.calls import Call
 from eventful.config import Config
 from eventful.conversion import find_session, plain_attention
-from eventful.costs import Costs, cost_key, enabled
+from eventful.costs import Costs, cost_key, enabled, start_clock
 from eventful.errors import (
     ConcurrentUseError,
     ConfigError,
     EventfulError,
     FrameError,
     GradientError,
-    NonFiniteError,
     TrainingModeError,
     UnsupportedError,
 )
+from eventful.frames import Signature, batched, check_finite, describe, signature_of
 from eventful.layout import TokenLayout
 from eventful.policies import Policy
 from eventful.slots import SlotState
@@ -33,9 +32,6 @@ from eventful.state import StreamState
 from eventful.step import FlushRequired, Step, StepRecord
 from eventful.tenancy import Check, Tenancy, residence_of
 from eventful.weights import Census, WeightGuard
-
-# What frames must have in common: shape, dtype, device, and the dtype of autocast ('' without).
-Signature = tuple[tuple[int, ...], torch.dtype, torch.device, str]
 
 
 class _Alone:
@@ -212,7 +208,7 @@ class Stepper:
 
     def _tenancy_of(self, frame: Tensor) -> Tenancy:
         if self._tenancy is None:
-            key = batched(_signature(frame), None)
+            key = batched(signature_of(frame), None)
             home = residence_of(self._session.residences, key, self.config)
             depth = sum(len(blocks) for blocks in self._session.blocks.values())
             self._tenancy = Tenancy(home, depth, self.check)
@@ -227,7 +223,7 @@ class Stepper:
         assert isinstance(state, SlotState)
         layouts = self._layouts(call.frame)
         costs = self._costs_of(call.frame, layouts)
-        clock = _start_clock(call.frame.device)
+        clock = start_clock(call.frame.device)
         try:
             result, record, worth = tenancy.step(
                 call, state, policies, layouts, self._launch,
@@ -253,7 +249,7 @@ class Stepper:
     def _plain_step(
         self, rows: Sequence[int], policies: list[Policy], call: Call
     ) -> tuple[Any, Callable[[], StepRecord]]:
-        _check_finite(call.frame)
+        check_finite(call.frame)
         state = self._state.take(rows)
         try:
             result, record = self._attempt(state, policies, call, everything=False)
@@ -283,7 +279,7 @@ class Stepper:
             most=None if costs is None else 0 if costs.wants_dense else costs.most,
             constants=self._constants,
         )  # fmt: skip
-        clock = _start_clock(call.frame.device)
+        clock = start_clock(call.frame.device)
         state.begin()
         try:
             result = self._launch(step, call.run)
@@ -339,7 +335,7 @@ class Stepper:
                 raise
             # The first frame, and not even its tokens were made: the frame does not suit the model.
             frame = self._described
-            what = "" if frame is None else f", {_describe(_signature(frame))}"
+            what = "" if frame is None else f", {describe(signature_of(frame))}"
             raise FrameError(f"The model cannot take this frame{what}: {error}") from error
         finally:
             self._session.step = None
@@ -359,10 +355,10 @@ class Stepper:
         device = census.device or frame.device
         if frame.device != device:
             raise FrameError(f"The frame is on {frame.device}, the model on {device}; move one.")
-        expected, signature = self._expected(frame), _signature(frame)
+        expected, signature = self._expected(frame), signature_of(frame)
         if expected is not None and signature != expected:
             raise FrameError(
-                f"The stream holds {_describe(expected)}, this frame is {_describe(signature)}. "
+                f"The stream holds {describe(expected)}, this frame is {describe(signature)}. "
                 "Convert the frame, or start over with stream.reset()."
             )
         return signature
@@ -373,40 +369,6 @@ def _check_mode(census: Census) -> None:
         raise TrainingModeError(
             "The model is in training mode: dropout and drop path would be remembered. Call "
             "model.eval() first."
-        )
-
-
-def _check_finite(frame: Tensor) -> None:
-    if frame.is_floating_point() and not torch.isfinite(frame).all():
-        raise NonFiniteError(
-            "The frame contains NaN or Inf. It was not used and the stream is as it was; go on "
-            "with the next good frame."
-        )
-
-
-def find_frame(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The first tensor passed by place, else the one under the name models use for frames."""
-    if args and isinstance(args[0], Tensor) and args[0].dim() >= 3:
-        return args[0]
-    named = [
-        kwargs[key]
-        for key in (getattr(model, "main_input_name", ""), "pixel_values")
-        if key in kwargs
-    ]
-    for value in (*args, *named, *kwargs.values()):
-        if isinstance(value, Tensor) and value.dim() >= 3:
-            return value
-    raise FrameError("No frame among the arguments: pass a tensor (B, C, height, width).")
-
-
-def refuse_attentions(model: nn.Module, kwargs: dict[str, Any]) -> None:
-    """Raise where the caller, or the model's own config, asks for attention maps."""
-    config = vars(model).get("config")  # a plain attribute, where models have one
-    wanted = kwargs.get("output_attentions", getattr(config, "output_attentions", None))
-    if wanted:
-        raise UnsupportedError(
-            "output_attentions=True: inside a stream attention maps are never whole. Call the "
-            "model outside the stream, or switch output_attentions off."
         )
 
 
@@ -433,49 +395,3 @@ def checked_policy(policy: Any) -> Policy:
             f"A policy needs an `order` and a `select`; got {policy!r}. Try TopR(256)."
         )
     return policy
-
-
-def _signature(frame: Tensor) -> Signature:
-    kind = frame.device.type
-    autocast = ""
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        autocast = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
-    return tuple(frame.shape), frame.dtype, frame.device, autocast
-
-
-def batched(signature: Signature | None, batch: int | None) -> Signature | None:
-    """The signature with another batch size; None for any."""
-    if signature is None:
-        return None
-    return ((-1 if batch is None else batch, *signature[0][1:]), *signature[1:])
-
-
-def _describe(signature: Signature) -> str:
-    shape, dtype, device, autocast = signature
-    text = f"{tuple(shape)} {str(dtype).removeprefix('torch.')} on {device}"
-    return f"{text} under autocast to {autocast}" if autocast else text
-
-
-def _start_clock(device: torch.device) -> Callable[[], Callable[[], float]]:
-    """Start timing; calling the result stops, and gives a function that reads milliseconds."""
-    if device.type == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-
-        def stop_events() -> Callable[[], float]:
-            end.record()
-
-            def read() -> float:
-                end.synchronize()
-                return float(start.elapsed_time(end))
-
-            return read
-
-        return stop_events
-    began = time.perf_counter()
-
-    def stop() -> Callable[[], float]:
-        elapsed = (time.perf_counter() - began) * 1000
-        return lambda: elapsed
-
-    return stop

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from eventful.calls import Call
+from eventful.frames import find_frame, refuse_attentions
 from eventful.policies import Policy
 from eventful.snapshot import Snapshot, read_snapshot, write_snapshot
 from eventful.state import StreamState
-from eventful.stepper import Stepper, checked_policy, find_frame, refuse_attentions
+from eventful.stepper import Stepper, checked_policy
 from eventful.tenancy import Check
 
 

@@ -1,0 +1,71 @@
+"""Frames: finding one among a call's arguments, and what all frames of a stream must share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eventful.errors import FrameError, NonFiniteError, UnsupportedError
+
+# What frames must have in common: shape, dtype, device, and the dtype of autocast ('' without).
+Signature = tuple[tuple[int, ...], torch.dtype, torch.device, str]
+
+
+def signature_of(frame: Tensor) -> Signature:
+    """What this frame is like."""
+    kind = frame.device.type
+    autocast = ""
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        autocast = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+    return tuple(frame.shape), frame.dtype, frame.device, autocast
+
+
+def batched(signature: Signature | None, batch: int | None) -> Signature | None:
+    """The signature with another batch size; None for any."""
+    if signature is None:
+        return None
+    return ((-1 if batch is None else batch, *signature[0][1:]), *signature[1:])
+
+
+def describe(signature: Signature) -> str:
+    """A signature in words."""
+    shape, dtype, device, autocast = signature
+    text = f"{tuple(shape)} {str(dtype).removeprefix('torch.')} on {device}"
+    return f"{text} under autocast to {autocast}" if autocast else text
+
+
+def find_frame(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The first tensor passed by place, else the one under the name models use for frames."""
+    if args and isinstance(args[0], Tensor) and args[0].dim() >= 3:
+        return args[0]
+    named = [
+        kwargs[key]
+        for key in (getattr(model, "main_input_name", ""), "pixel_values")
+        if key in kwargs
+    ]
+    for value in (*args, *named, *kwargs.values()):
+        if isinstance(value, Tensor) and value.dim() >= 3:
+            return value
+    raise FrameError("No frame among the arguments: pass a tensor (B, C, height, width).")
+
+
+def refuse_attentions(model: nn.Module, kwargs: dict[str, Any]) -> None:
+    """Raise where the caller, or the model's own config, asks for attention maps."""
+    config = vars(model).get("config")  # a plain attribute, where models have one
+    wanted = kwargs.get("output_attentions", getattr(config, "output_attentions", None))
+    if wanted:
+        raise UnsupportedError(
+            "output_attentions=True: inside a stream attention maps are never whole. Call the "
+            "model outside the stream, or switch output_attentions off."
+        )
+
+
+def check_finite(frame: Tensor) -> None:
+    """Raise for NaN or Inf."""
+    if frame.is_floating_point() and not torch.isfinite(frame).all():
+        raise NonFiniteError(
+            "The frame contains NaN or Inf. It was not used and the stream is as it was; go on "
+            "with the next good frame."
+        )
