@@ -177,11 +177,11 @@ _SHORT: dict[str, Callable[[Record], str]] = {
     "dense at its best": _dense,
     "eventful": _ms("ms"),
     "speed-up": _speedup,
+    "pipelined": _times("speedup_pipelined"),
     "fewer operations": _fewer_operations,
 }
 _FULL: dict[str, Callable[[Record], str]] = {
     **_SHORT,
-    "pipelined": _times("speedup_pipelined"),
     "dense eager": _ms("dense_eager_ms"),
     "paper": _ms("paper_ms"),
     "flush": _ms("flush_ms"),
