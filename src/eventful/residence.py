@@ -12,7 +12,7 @@ import contextlib
 import math
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -156,7 +156,7 @@ class Residence:
         self._memory: Any = None
         self._side: Any = None
         self._last_stream: Any = None
-        self._one = threading.Lock()  # threads share the fixed places
+        self._one = threading.Lock()
 
     def use_weights(self, census: Census) -> None:
         """Forget what was made for other weights."""
@@ -192,6 +192,21 @@ class Residence:
             need = max(need, max(most, forced) if dial.cap else 1)
         return bucket(min(need, tokens), tokens)
 
+    @contextlib.contextmanager
+    def alone(self, device: torch.device) -> Iterator[None]:
+        """One step at a time: threads share the fixed places."""
+        with self._one:
+            self._follow_stream(device)
+            yield
+
+    def _follow_stream(self, device: torch.device) -> None:
+        """Steps queued on different CUDA streams come one after another all the same."""
+        if device.type == "cuda":
+            stream = torch.cuda.current_stream(device)
+            if self._last_stream is not None and stream != self._last_stream:
+                stream.wait_stream(self._last_stream)
+            self._last_stream = stream
+
     def step(
         self,
         call: Call,
@@ -207,37 +222,7 @@ class Residence:
         maps: bool,
         capture: bool,
     ) -> Outcome:
-        """Run one step of the streams in `state`."""
-        with self._one:
-            self._follow_stream(call.frame.device)
-            return self._step(
-                call, state, dials, policies, layouts, width, launch, host,
-                flush=flush, maps=maps, capture=capture,
-            )  # fmt: skip
-
-    def _follow_stream(self, device: torch.device) -> None:
-        """Steps queued on different CUDA streams come one after another all the same."""
-        if device.type == "cuda":
-            stream = torch.cuda.current_stream(device)
-            if self._last_stream is not None and stream != self._last_stream:
-                stream.wait_stream(self._last_stream)
-            self._last_stream = stream
-
-    def _step(
-        self,
-        call: Call,
-        state: SlotState,
-        dials: list[Dials],
-        policies: list[Policy],
-        layouts: dict[str, TokenLayout],
-        width: int,
-        launch: Launch,
-        host: HostPlaces,
-        *,
-        flush: bool,
-        maps: bool,
-        capture: bool,
-    ) -> Outcome:
+        """Run one step of the streams in `state`, inside `alone`."""
         if self.pool.generation != self._generation:
             self._drop_works()
             self._generation = self.pool.generation

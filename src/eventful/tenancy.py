@@ -197,11 +197,12 @@ class Tenancy:
         plan.width = layout.tokens if plan.flush else width
         before = list(state.frames)
         try:
-            outcome = self.residence.step(
-                plan.call, state, dials, policies, plan.layouts, plan.width, plan.launch,
-                self._host(len(state), plan.call.frame.device),
-                flush=plan.flush, maps=plan.maps, capture=plan.capture,
-            )  # fmt: skip
+            with self.residence.alone(plan.call.frame.device):
+                outcome = self.residence.step(
+                    plan.call, state, dials, policies, plan.layouts, plan.width, plan.launch,
+                    self._host(len(state), plan.call.frame.device),
+                    flush=plan.flush, maps=plan.maps, capture=plan.capture,
+                )  # fmt: skip
         except FlushRequired:
             plan.flush = True
             return self._pass(plan, state, policies)
