@@ -58,6 +58,7 @@ class TestBreakEven:
 
     def test_wants_a_dense_step_to_compare_with(self):
         assert costs_of([], {125: 5.0}).wants_dense
+        assert costs_of([], {125: 5.0}).most == 0
         assert not costs_of([9.0], {125: 5.0}).wants_dense
 
 
@@ -94,7 +95,6 @@ def way(request, monkeypatch):
 
 def known(monkeypatch, most: int) -> None:
     monkeypatch.setattr(Costs, "most", most)
-    monkeypatch.setattr(Costs, "wants_dense", False)
 
 
 class TestStream:

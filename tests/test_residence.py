@@ -73,10 +73,6 @@ def near(got, expected, device):
         assert error <= (1e-6 if device == "cpu" else 2e-5), f"frame {t}: {float(error)}"
 
 
-def plain(monkeypatch):
-    return monkeypatch.context()
-
-
 @pytest.mark.parametrize("policy", [TopFraction(0.3), TopR(0), Threshold(0.8)], ids=str)
 @pytest.mark.parametrize(
     "options", [{}, {"max_age": None, "scene_cut": None}], ids=["fast", "bare"]

@@ -19,18 +19,13 @@ class Call:
     kwargs: dict[str, Any]
     frame: Tensor
 
-    def run(self, frame: Tensor | None = None) -> Any:
-        """Call the model, with another tensor in the frame's place if one is given."""
+    def run(self) -> Any:
+        """Call the model."""
         target = self.model if self.method == "forward" else getattr(self.model, self.method)
-        if frame is None:
-            return target(*self.args, **self.kwargs)
-        args = [frame if value is self.frame else value for value in self.args]
-        named = {k: frame if v is self.frame else v for k, v in self.kwargs.items()}
-        return target(*args, **named)
+        return target(*self.args, **self.kwargs)
 
-    def of_rows(self, rows: list[int]) -> Call:
-        """The same call on some of the frames."""
-        frame = self.frame[rows]
+    def on(self, frame: Tensor) -> Call:
+        """The same call with another tensor in the frame's place."""
         args = tuple(frame if value is self.frame else value for value in self.args)
         named = {k: frame if v is self.frame else v for k, v in self.kwargs.items()}
         return Call(self.model, self.method, args, named, frame)

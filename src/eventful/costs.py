@@ -95,6 +95,8 @@ class Costs:
     @property
     def most(self) -> int:
         """The number of updated tokens up to which an eventful step is worth it."""
+        if self.wants_dense:
+            return 0
         if self._most is None:
             self._most = self._break_even()
         return self._most

@@ -249,7 +249,7 @@ class Residence:
             assert resident is not None
             resident.turn, resident.cap, resident.level = whole[1], whole[2], real[0]
             resident.noise = real[1:] if noisy else None
-            return call.run(work.frame)
+            return call.on(work.frame).run()
 
         def fresh() -> Step:
             none = work.report[:, 0]

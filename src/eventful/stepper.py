@@ -227,7 +227,7 @@ class Stepper:
         try:
             result, record, worth = tenancy.step(
                 call, state, policies, layouts, self._launch,
-                most=None if costs is None else 0 if costs.wants_dense else costs.most,
+                most=None if costs is None else costs.most,
                 maps=self.maps, capture=not census.hooked(),
             )  # fmt: skip
         except BaseException:
@@ -276,7 +276,7 @@ class Stepper:
         costs = self._costs_of(call.frame, layouts)
         step = Step(
             self.config, state, policies, flushing, layouts, self.maps,
-            most=None if costs is None else 0 if costs.wants_dense else costs.most,
+            most=None if costs is None else costs.most,
             constants=self._constants,
         )  # fmt: skip
         clock = start_clock(call.frame.device)

@@ -177,7 +177,13 @@ class Tenancy:
             part = state.take(rows)
             assert isinstance(part, SlotState)
             plan = _Pass(
-                call.of_rows(rows), layouts, launch, maps, capture, flush=rows is late, most=most
+                call.on(call.frame[rows]),
+                layouts,
+                launch,
+                maps,
+                capture,
+                flush=rows is late,
+                most=most,
             )
             parts.append(self._pass(plan, part, [policies[i] for i in rows]))
             state.put(rows, part)

@@ -133,13 +133,11 @@ def _attend(
 
 
 @triton.jit
-def _combine(
-    parts, part_lse, out, lse, rows, heads,
+def _weigh(
+    parts, part_lse, rows, row, heads,
     PARTS: tl.constexpr, HEADS_PAD: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr,
-    WITH_LSE: tl.constexpr,
 ):  # fmt: skip
     """Weigh the partial attentions of one query, all heads, by their log-sum-exp."""
-    row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEADS_PAD)
     d = tl.arange(0, HEAD_PAD)
     real = head < heads
@@ -157,11 +155,24 @@ def _combine(
         total += share[:, None] * tl.load(
             parts + at[:, None] * HEAD + d[None, :], mask=keep, other=0.0
         )
-    total = total / weight[:, None]
+    return total / weight[:, None], (top + tl.log2(weight)) / 1.4426950408889634
+
+
+@triton.jit
+def _combine(
+    parts, part_lse, out, lse, rows, heads,
+    PARTS: tl.constexpr, HEADS_PAD: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr,
+    WITH_LSE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, HEADS_PAD)
+    d = tl.arange(0, HEAD_PAD)
+    real = head < heads
+    total, found = _weigh(parts, part_lse, rows, row, heads, PARTS, HEADS_PAD, HEAD, HEAD_PAD)
     at = (row * heads + head)[:, None] * HEAD + d[None, :]
+    keep = real[:, None] & (d < HEAD)[None, :]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=keep)
     if WITH_LSE:
-        found = (top + tl.log2(weight)) / 1.4426950408889634
         tl.store(lse + row * heads + head, found, mask=real)
 
 

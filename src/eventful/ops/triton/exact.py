@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from eventful.ops.reference import ExactMemory, LayerNorm, Picked
-from eventful.ops.triton.attention import _fold, precision, split_keys
+from eventful.ops.triton.attention import _fold, _weigh, precision, split_keys
 
 
 @triton.jit
@@ -363,24 +363,12 @@ def _settle_rows(
         d = tl.arange(0, HEAD_PAD)
         real = head < heads
         keep = real[:, None] & (d < HEAD)[None, :]
-        row = stream * every + m
         rows = tl.num_programs(1).to(tl.int64) * every
-        top = tl.full([HEADS_PAD], -float("inf"), dtype=tl.float32)
-        for part in tl.static_range(PARTS):
-            at = (part * rows + row) * heads + head
-            top = tl.maximum(top, tl.load(part_lse + at, mask=real, other=0.0))
-        total = tl.zeros([HEADS_PAD, HEAD_PAD], dtype=tl.float32)
-        weight = tl.zeros([HEADS_PAD], dtype=tl.float32)
-        for part in tl.static_range(PARTS):
-            at = (part * rows + row) * heads + head
-            share = tl.exp2(tl.load(part_lse + at, mask=real, other=0.0) - top)
-            weight += share
-            total += share[:, None] * tl.load(
-                parts + at[:, None] * HEAD + d[None, :], mask=keep, other=0.0
-            )
-        found = (top + tl.log2(weight)) / 1.4426950408889634
+        total, found = _weigh(
+            parts, part_lse, rows, stream * every + m, heads, PARTS, HEADS_PAD, HEAD, HEAD_PAD
+        )
         place = (slot * tokens + token) * heads + head
-        tl.store(out + place[:, None] * HEAD + d[None, :], total / weight[:, None], mask=keep)
+        tl.store(out + place[:, None] * HEAD + d[None, :], total, mask=keep)
         tl.store(lse + place, found, mask=real)
         tl.store(condition + place, 1 + tl.abs(found), mask=real)
 
