@@ -1,9 +1,10 @@
-"""The MOT15 benchmark on a miniature: its parts, a whole run, its resumption, the packed copy."""
+"""The MOT15 benchmark on a miniature: its parts, a whole run, its resumption."""
 
 from __future__ import annotations
 
 import csv
 import json
+import random
 import sys
 from pathlib import Path
 
@@ -12,35 +13,34 @@ import torch
 
 import miniatures
 from eventful.adapters import libraries
-from eventful.data import Box, open_dataset
+from eventful.data import Box
 from eventful.evaluate.metrics import Detections
 
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import mot15  # noqa: E402
-import pack_mot15  # noqa: E402
+from benchmarks.mot15 import __main__ as program
+from benchmarks.mot15 import clips, contest, settings, training
 
 
 def test_frames_become_whole_patches_of_about_the_same_shape() -> None:
-    assert mot15.model_size((360, 640), 644) == (364, 644)
-    assert mot15.model_size((193, 640), 644) == (196, 644)
-    assert mot15.model_size((364, 644), 644) == (364, 644)  # a packed frame stays as it is
+    assert clips.model_size((360, 640), 644) == (364, 644)
+    assert clips.model_size((193, 640), 644) == (196, 644)
+    assert clips.model_size((364, 644), 644) == (364, 644)
 
 
 def test_a_part_of_a_frame_keeps_the_boxes_it_shows() -> None:
-    whole = mot15.cut(Box(20, 20, 40, 60, 0), 10, 10, 100, 100)
+    whole = training.cut(Box(20, 20, 40, 60, 0), 10, 10, 100, 100)
     assert (whole.x1, whole.y1, whole.x2, whole.y2, whole.ignore) == (10, 10, 30, 50, False)
-    assert mot15.cut(Box(0, 0, 20, 20, 0), 15, 0, 100, 100).ignore  # a quarter of it is left
-    assert mot15.cut(Box(0, 0, 20, 20, 0), 50, 50, 100, 100) is None
+    assert training.cut(Box(0, 0, 20, 20, 0), 15, 0, 100, 100).ignore  # a quarter of it is left
+    assert training.cut(Box(0, 0, 20, 20, 0), 50, 50, 100, 100) is None
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2, 3, 4, 5])
 def test_views_move_boxes_with_the_pixels(kind: int) -> None:
     frame = torch.zeros(1, 3, 56, 84, dtype=torch.uint8)
     frame[..., 22:34, 36:50] = 255
-    seed = mot15.random.Random(kind)
-    pixels, boxes = mot15.view(frame, [Box(36, 22, 50, 34, 0)], seed, kind)
+    seed = random.Random(kind)
+    pixels, boxes = training.view(frame, [Box(36, 22, 50, 34, 0)], seed, kind)
     assert pixels.shape == frame.shape
     for box in boxes:
         x1, y1, x2, y2 = (round(v) for v in (box.x1, box.y1, box.x2, box.y2))
@@ -50,17 +50,17 @@ def test_views_move_boxes_with_the_pixels(kind: int) -> None:
         assert lit == pytest.approx((x2 - x1) * (y2 - y1), rel=0.2)
 
 
-def run_of(frames: int) -> mot15.Run:
+def run_of(frames: int) -> contest.Run:
     found = [
         Detections(torch.full((1, 4), float(t)), torch.ones(1), torch.zeros(1).long())
         for t in range(frames)
     ]
-    return mot15.Run(found, [10] * frames, [4.0] * frames, [True] * frames)
+    return contest.Run(found, [10] * frames, [4.0] * frames, [True] * frames)
 
 
 @pytest.mark.parametrize(("share", "fresh"), [(1.0, 12), (0.5, 6), (0.3, 4), (0.01, 1)])
 def test_skipping_spends_its_share_and_keeps_the_last_boxes(share: float, fresh: int) -> None:
-    skipped = mot15.skipped(run_of(12), share)
+    skipped = contest.skipped(run_of(12), share)
     assert sum(skipped.flushed) == fresh
     assert sum(skipped.macs) == 10 * fresh
     last = 0
@@ -71,36 +71,16 @@ def test_skipping_spends_its_share_and_keeps_the_last_boxes(share: float, fresh:
 
 def test_runs_come_back_from_json() -> None:
     run = run_of(2)
-    again = mot15.Run.read(json.loads(json.dumps(run.plain())))
+    again = contest.Run.read(json.loads(json.dumps(run.plain())))
     assert torch.equal(again.found[1].boxes, run.found[1].boxes)
     assert (again.macs, again.flushed) == (run.macs, run.flushed)
 
 
 def test_a_head_may_not_lie_in_the_repository(tmp_path: Path) -> None:
-    mot15.refuse_tracked(tmp_path)
-    mot15.refuse_tracked(mot15.ROOT / "assets-local" / "mot15")
+    settings.refuse_tracked(tmp_path)
+    settings.refuse_tracked(settings.ROOT / "assets-local" / "mot15")
     with pytest.raises(SystemExit, match="tracked folder"):
-        mot15.refuse_tracked(mot15.ROOT / "benchmarks" / "results")
-
-
-def test_the_packed_copy_holds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = miniatures.mot(tmp_path / "mot", frames=2, step=3)
-    arguments = ["pack", str(source), str(tmp_path / "packed"), "--width", "140"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    pack_mot15.main()
-    for split in ("train", "val"):
-        before, after = open_dataset(source, split), open_dataset(tmp_path / "packed", split)
-        assert [v.name for v in before] == [v.name for v in after]
-        for old, new in zip(before, after, strict=True):
-            assert old.frames.names == new.frames.names
-            assert new.frames.image(0).shape == (3, 112, 140)  # from 48 x 64
-            for t in range(len(old)):
-                for a, b in zip(old.boxes[t], new.boxes[t], strict=True):
-                    assert (b.ignore, b.track) == (a.ignore, a.track)
-                    expected = [a.x1 * 140 / 64, a.y1 * 112 / 48, a.x2 * 140 / 64, a.y2 * 112 / 48]
-                    assert [b.x1, b.y1, b.x2, b.y2] == pytest.approx(expected, abs=0.02)
-    with pytest.raises(SystemExit, match="--force"):
-        pack_mot15.main()
+        settings.refuse_tracked(settings.ROOT / "benchmarks" / "results")
 
 
 def test_a_whole_run_is_stored_and_not_run_twice(
@@ -110,7 +90,7 @@ def test_a_whole_run_is_stored_and_not_run_twice(
     from safetensors.torch import save_file
 
     torch.manual_seed(0)
-    made = libraries.load("timm").create_model(mot15.BACKBONE, num_classes=0)
+    made = libraries.load("timm").create_model(settings.BACKBONE, num_classes=0)
     save_file(made.state_dict(), tmp_path / "random.safetensors")
     data = miniatures.mot(tmp_path / "mot", frames=3)
     arguments = [
@@ -119,7 +99,7 @@ def test_a_whole_run_is_stored_and_not_run_twice(
         *("--preset", "fast", "--preset", "paper", "--no-publish"),
     ]
     monkeypatch.setattr(sys, "argv", arguments)
-    mot15.main()
+    program.main()
     assert "ran paper-C-seq" in capsys.readouterr().out
     result = json.loads((tmp_path / "out/mot15.json").read_text())
     rows = {(row["preset"], row["policy"]): row for row in result["rows"]}
@@ -140,7 +120,7 @@ def test_a_whole_run_is_stored_and_not_run_twice(
     assert all(row["commit"] and row["torch"] for row in table)
     assert (tmp_path / "out/mot15.png").stat().st_size > 0
 
-    mot15.main()
+    program.main()
     assert "ran " not in capsys.readouterr().out
     again = json.loads((tmp_path / "out/mot15.json").read_text())
     assert again["rows"] == result["rows"]

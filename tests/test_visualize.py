@@ -193,27 +193,3 @@ def test_evaluate_from_the_command_line(tmp_path: Path) -> None:
     assert "Table C" in invoke("evaluate", "list")
     with pytest.raises(ConfigError, match="needs --data: ImageNet VID"):
         CliRunner().invoke(app, ["evaluate", "run", "table-1"], catch_exceptions=False)
-
-
-def test_runtimes_need_neither_data_nor_weights(tmp_path: Path) -> None:
-    text = """
-    title = "Small runtimes"
-    kind = "runtime"
-    [[variants]]
-    label = "Base model"
-    preset = "dense"
-    size = 64
-    published = { gpu_ms = 1.0, cpu_ms = 2.0 }
-    [[variants]]
-    label = "Temporal"
-    preset = "paper"
-    r = 4
-    size = 64
-    """
-    (tmp_path / "small.toml").write_text(text)
-    path = str(tmp_path / "small.toml")
-    report = json.loads(invoke("evaluate", "run", path, "--frames", "3", "--json"))
-    dense, temporal = report["rows"]
-    assert dense["ms"] > 0
-    assert dense["published_cpu_ms"] == 2.0
-    assert temporal["operations"] < dense["operations"] == dense["dense_operations"]

@@ -291,6 +291,40 @@ def bench_sweep(
     bench.sweep(plan, axes, tuple(value or ()), out, as_json)
 
 
+@bench.command("runtime")
+def bench_runtime(
+    experiment: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="table-2, or a .toml of your own.")
+    ] = "table-2",
+    model: Annotated[str | None, typer.Option(help="Only vitdet, or only vivit.")] = None,
+    size: Annotated[int | None, typer.Option(help="Only frames of this side in pixels.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = Dtype.float32,
+    frames: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steady frames of ViTDet; usually 8 on a CPU, 30 on a GPU."),
+    ] = None,
+    views: Annotated[str, typer.Option(help="Of a video of ViViT, temporal x spatial.")] = "4x3",
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FILE", help="base=FILE or vivit=FILE; random if not given."),
+    ] = None,
+    compiled: Compiled = True,
+    compile_mode: CompileMode = "",
+    out: Annotated[Path | None, typer.Option(help="Folder for JSON and CSV.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Time the paper's two systems: transformer and total, first frame apart."""
+    from eventful.cli import evaluate_run as run
+
+    made = run.narrowed(run.named(experiment, skip=False), model, size)
+    plan = run.runtime_plan(
+        weights or [], device, dtype.value, frames, views, compiled=compiled,
+        compile_mode=compile_mode,
+    )  # fmt: skip
+    run.run_runtime(made, plan, out, as_json)
+
+
 @bench.command("plot")
 def bench_plot(
     results: Annotated[Path, typer.Option(help="Folder of the CSV files.")] = Path(

@@ -152,7 +152,8 @@ def run_experiment(
 
     made = run.named(name, skip)
     if made.kind == "runtime":
-        run.run_runtime(made, weights or [], device, dtype, frames, views, out, as_json)
+        plan = run.runtime_plan(weights or [], device, dtype, frames, views)
+        run.run_runtime(made, plan, out, as_json)
         return
     settings = run.settings(
         run.needed(data, made), weights or [], split, None, device, dtype, videos, frames, views,

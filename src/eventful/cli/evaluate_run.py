@@ -16,7 +16,7 @@ from eventful.evaluate import experiment as experiments
 from eventful.evaluate.evaluation import Progress, Settings, Silent, evaluate
 from eventful.evaluate.experiment import Experiment
 from eventful.evaluate.report import METRICS, UNITS, Report, Row
-from eventful.evaluate.runtime import measure_runtime
+from eventful.evaluate.runtime import Plan, measure_runtime
 from eventful.evaluate.variants import BASE, DENSE, SKIP, Variant
 
 LABELS = {DENSE: "Base model", "paper": "paper"}
@@ -116,22 +116,39 @@ def run(made: Experiment, chosen: Settings, as_json: bool) -> None:
     _show(report, chosen.out)
 
 
-def run_runtime(
-    made: Experiment,
+def runtime_plan(
     weights: Sequence[str],
     device: str,
     dtype: str,
     frames: int | None,
     views: str,
-    out: Path | None,
-    as_json: bool,
-) -> None:
-    """Time an experiment of kind `runtime`."""
+    *,
+    compiled: bool = True,
+    compile_mode: str = "",
+) -> Plan:
+    """Options as a plan for timing."""
     _check_device(device, dtype)
-    with _progress(quiet=as_json) as progress:
-        report = measure_runtime(
-            made, _files(weights), device, dtype, frames or 10, _views(views), progress
+    given, files = _views(views), _files(weights)
+    return Plan(device, dtype, frames or 0, given, compiled, compile_mode, files)
+
+
+def narrowed(made: Experiment, model: str | None, size: int | None) -> Experiment:
+    """Only the variants of one model or size, of an experiment that times them."""
+    if made.kind != "runtime":
+        raise ConfigError(
+            f"{made.name} measures {made.kind}: that is `eventful evaluate run {made.name}`."
         )
+    kept = [v for v in made.variants if model in (None, v.model) and size in (None, v.size)]
+    if not kept:
+        there = sorted({f"{v.model} at {v.size}" for v in made.variants})
+        raise ConfigError(f"{made.name} times {', '.join(there)}: nothing is left of it.")
+    return replace(made, variants=tuple(kept))
+
+
+def run_runtime(made: Experiment, plan: Plan, out: Path | None, as_json: bool) -> None:
+    """Time an experiment of kind `runtime`."""
+    with _progress(quiet=as_json) as progress:
+        report = measure_runtime(made, plan, progress)
     if out is not None:
         report.write(out)
     if as_json:
@@ -298,16 +315,22 @@ def _columns(report: Report) -> Columns:
 
 
 def _runtime_columns() -> Columns:
+    """Milliseconds, and how many times faster than a dense path in the same run."""
     return [
-        ("model", "left", lambda row: row.model),
-        ("variant", "left", _label),
-        ("size", "right", lambda row: _n(row.size)),
-        ("r", "right", _policy),
-        ("first (ms)", "right", lambda row: _f(row.first_ms, 1)),
+        ("", "left", lambda row: f"{row.model} {row.size}"),
+        ("", "left", lambda row: " ".join(filter(None, [row.label, row.r and f"r={row.r}"]))),
+        ("first", "right", lambda row: _f(row.first_ms, 1)),
         ("ms", "right", lambda row: _f(row.ms, 1)),
-        ("paper, GPU", "right", lambda row: _f(row.published_gpu_ms, 1)),
-        ("paper, CPU", "right", lambda row: _f(row.published_cpu_ms, 0)),
+        ("total", "right", lambda row: _f(row.total_ms, 1)),
+        ("fastest", "right", lambda row: _f(row.speedup, 2, "x")),
+        ("total", "right", lambda row: _f(row.total_speedup, 2, "x")),
+        ("base", "right", lambda row: _f(row.base_speedup, 2, "x")),
+        ("paper GPU, CPU", "right", _published_times),
     ]
+
+
+def _published_times(row: Row) -> str:
+    return ", ".join(_f(ms, 0) for ms in (row.published_gpu_ms, row.published_cpu_ms) if ms)
 
 
 def _label(row: Row) -> str:

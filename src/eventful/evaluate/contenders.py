@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,39 +18,42 @@ from eventful.step import StepRecord
 from eventful.stream import Stream
 
 
-class Contender:
-    """A model that is called with one step of a video after the other.
+class Contender(ABC):
+    """A model that is called with one step of a video after the other."""
 
-    Attributes:
-        macs: operations of the last call.
-        record: of the last call, if a stream made it.
-    """
+    @property
+    @abstractmethod
+    def macs(self) -> int:
+        """Operations of the last call."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.macs = 0
-        self.record: StepRecord | None = None
+    @property
+    def record(self) -> StepRecord | None:
+        """Of the last call, if a stream made it. On a GPU, reading it waits for the step."""
+        return None
 
-    def reset(self) -> None:
+    def reset(self) -> None:  # noqa: B027 - most remember nothing
         """Another video begins."""
 
+    @abstractmethod
     def __call__(self, *args: Any) -> Any:
         """Step; takes and returns what the model does."""
-        raise NotImplementedError
 
 
 class Dense(Contender):
     """The model as it is, whole on every step."""
 
     def __init__(self, model: nn.Module, size: int) -> None:
-        super().__init__(model)
-        self._macs = dense_macs(model, size)
+        self._model, self._macs = model, dense_macs(model, size)
+
+    @property
+    def macs(self) -> int:
+        """See `Contender`."""
+        return self._macs
 
     def __call__(self, *args: Any) -> Any:
         """See `Contender`."""
-        self.macs = self._macs
         with torch.no_grad():
-            return self.model(*args)
+            return self._model(*args)
 
 
 class Streamed(Contender):
@@ -63,45 +67,54 @@ class Streamed(Contender):
     def __init__(
         self, model: nn.Module, config: Config, *, flush: bool = False, maps: bool = False
     ) -> None:
-        super().__init__(model)
-        self.stream = Stream(convert(model, config), maps=maps)
+        self._stream = Stream(convert(model, config), maps=maps)
         self._flush = flush
+
+    @property
+    def macs(self) -> int:
+        """See `Contender`."""
+        return 0 if self.record is None else self.record.macs
+
+    @property
+    def record(self) -> StepRecord | None:
+        """See `Contender`."""
+        return self._stream.last
 
     def reset(self) -> None:
         """See `Contender`."""
-        self.stream.reset()
+        self._stream.reset()
 
     def __call__(self, *args: Any) -> Any:
         """See `Contender`."""
         if self._flush:
-            self.stream.reset()
-        output = self.stream(*args)
-        self.record = self.stream.last
-        assert self.record is not None
-        self.macs = self.record.macs
-        return output
+            self._stream.reset()
+        return self._stream(*args)
 
 
 class Skipping(Contender):
     """Another contender on a share of the steps; between them its last output stands."""
 
     def __init__(self, inner: Contender, share: float) -> None:
-        super().__init__(inner.model)
         self._inner, self._share = inner, share
         self._due: Iterator[bool] = schedule(share)
         self._held: Any = None
+        self._ran = False
+
+    @property
+    def macs(self) -> int:
+        """See `Contender`."""
+        return self._inner.macs if self._ran else 0
 
     def reset(self) -> None:
         """See `Contender`."""
         self._inner.reset()
-        self._due, self._held = schedule(self._share), None
+        self._due, self._held, self._ran = schedule(self._share), None, False
 
     def __call__(self, *args: Any) -> Any:
         """See `Contender`."""
-        self.macs = 0
-        if next(self._due):
+        self._ran = next(self._due)
+        if self._ran:
             self._held = self._inner(*args)
-            self.macs = self._inner.macs
         return self._held
 
 

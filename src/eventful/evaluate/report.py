@@ -30,8 +30,13 @@ class Row:
         operations: GFlops per frame of a detector, TFlops per video of a recogniser.
         dense_operations: of the model as it is, without pooling.
         share: of the frames computed, when skipping.
-        ms: milliseconds per frame or video after the first.
-        first_ms: of the first, which is a flush.
+        ms: milliseconds of the transformer, per frame after the first (ViTDet) or per video.
+        total_ms: the same with all that follows it.
+        first_ms: of a video's first frame, which is a flush.
+        first_total_ms: the same with all that follows.
+        speedup: of the transformer, against the fastest dense path in the same run.
+        total_speedup: the same with all that follows.
+        base_speedup: of the transformer, against the model as the paper ran it.
         videos: that were used; those damaged or missing are not.
         skipped_videos: that could not be used.
     """
@@ -53,7 +58,12 @@ class Row:
     operations: float | None = None
     dense_operations: float | None = None
     ms: float | None = None
+    total_ms: float | None = None
     first_ms: float | None = None
+    first_total_ms: float | None = None
+    speedup: float | None = None
+    total_speedup: float | None = None
+    base_speedup: float | None = None
     videos: int | None = None
     frames: int | None = None
     skipped_videos: int = 0

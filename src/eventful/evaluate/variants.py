@@ -124,8 +124,9 @@ class Variant:
                 f"{self.preset} needs to know how many tokens to update: give r (a number, or a "
                 "percentage of the tokens) or a threshold h."
             )
+        options = {"fallback": False, **self.options}  # a result must not hang on measured times
         try:
-            return Config.preset(self.preset, policy, **self.options)
+            return Config.preset(self.preset, policy, **options)
         except TypeError as error:
             raise ConfigError(f"{self.label}: {error}.") from None
 

@@ -1,0 +1,247 @@
+"""Dense, skipping frames, and every preset: what each finds in a sequence and what it costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.mot15.clips import Clip
+from benchmarks.mot15.settings import Clock, Options, say
+from benchmarks.mot15.training import as_map, normalised
+from eventful.batch import StreamBatch
+from eventful.config import Config
+from eventful.conversion import convert
+from eventful.evaluate.metrics import Detections, coco_map50
+from eventful.evaluate.variants import schedule
+from eventful.models.anchor_free import PointHead
+from eventful.policies import Policy, TopFraction
+
+OWN_POLICY = ("fast", "exact")  # presets with a policy of their own, which is measured, too
+SKIPS = (2, 3, 4, 6, 8, 12, 16, 32)
+CLASSES = ("person",)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One preset under one policy."""
+
+    preset: str
+    policy: str
+    share: float | None
+
+    def choose(self) -> Policy | None:
+        """The policy; None for the preset's own."""
+        return None if self.share is None else TopFraction(self.share)
+
+
+def settings(preset: str, options: Options) -> list[Setting]:
+    made = [Setting(preset, f"top {share:.0%}", share) for share in options.shares]
+    return made + ([Setting(preset, "own", None)] if preset in OWN_POLICY else [])
+
+
+@dataclass
+class Run:
+    """One setting on one sequence, frame by frame."""
+
+    found: list[Detections]
+    macs: list[int]
+    updated: list[float]
+    flushed: list[bool]
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        frames = [
+            {"boxes": d.boxes.tolist(), "scores": d.scores.tolist(), "labels": d.labels.tolist()}
+            for d in self.found
+        ]
+        return {**vars(self), "found": frames}
+
+    @classmethod
+    def read(cls, data: dict[str, Any]) -> Run:
+        """The opposite of `plain`."""
+        found = [
+            Detections(
+                torch.tensor(d["boxes"]).reshape(-1, 4),
+                torch.tensor(d["scores"]),
+                torch.tensor(d["labels"], dtype=torch.int64),
+            )
+            for d in data["found"]
+        ]
+        return cls(found, data["macs"], data["updated"], data["flushed"])
+
+
+def detect(head: PointHead, tokens: Tensor, size: tuple[int, int]) -> list[Detections]:
+    found = head.detect(as_map(tokens, size), size)
+    return [Detections(d.boxes.cpu(), d.scores.cpu(), d.labels.cpu()) for d in found]
+
+
+@torch.no_grad()
+def run_dense(backbone: nn.Module, head: PointHead, clip: Clip, device: torch.device) -> Run:
+    run = Run([], [], [], [])
+    cost, tokens = dense_cost(backbone, clip, device)
+    for frame in clip.frames:
+        features = backbone.forward_features(normalised(frame[None], device))
+        run.found += detect(head, features, clip.size)
+        run.macs.append(cost)
+        run.updated.append(float(tokens))
+        run.flushed.append(True)
+    return run
+
+
+def dense_cost(backbone: nn.Module, clip: Clip, device: torch.device) -> tuple[int, int]:
+    """Operations of one frame, and its tokens, from the record of a flush."""
+    stream = StreamBatch(convert(backbone, Config.paper(TopFraction(1.0))))
+    stream.join("only")
+    stream.call("forward_features", normalised(clip.frames[:1], device))
+    record = stream.last
+    assert record is not None
+    return record.dense_macs, next(iter(record.blocks.values())).shape.tokens
+
+
+@torch.no_grad()
+def run_preset(
+    backbone: nn.Module,
+    head: PointHead,
+    clip: Clip,
+    made: Sequence[Setting],
+    device: torch.device,
+) -> list[Run]:
+    """Every budget of one preset, as streams stepped together on the same frames."""
+    # What is computed must not depend on how fast the machine is.
+    batch = StreamBatch(convert(backbone, Config.preset(made[0].preset, fallback=False)))
+    for setting in made:
+        batch.join(setting.policy, setting.choose())
+    runs = [Run([], [], [], []) for _ in made]
+    for frame in clip.frames:
+        pixels = normalised(frame[None], device).expand(len(made), -1, -1, -1)
+        found = detect(head, batch.call("forward_features", pixels), clip.size)
+        record = batch.last
+        assert record is not None
+        updated = torch.stack([gate.counts for gate in record.gates.values()]).float().mean(0)
+        operations = record.operations()
+        for i, run in enumerate(runs):
+            run.found.append(found[i])
+            run.macs.append(operations[i].total)
+            run.updated.append(float(updated[i]))
+            run.flushed.append(bool(record.flushed[i]))
+    return runs
+
+
+def skipped(dense: Run, share: float) -> Run:
+    """The dense model on this share of the frames, evenly, its boxes kept in between."""
+    run, last = Run([], [], [], []), 0
+    for t, new in zip(range(len(dense.found)), schedule(share), strict=False):
+        last = t if new else last
+        run.found.append(dense.found[last])
+        run.macs.append(dense.macs[t] if new else 0)
+        run.updated.append(dense.updated[t] if new else 0.0)
+        run.flushed.append(new)
+    return run
+
+
+@dataclass(frozen=True)
+class Score:
+    """A setting on one sequence, or on all of them.
+
+    Attributes:
+        map50: COCO's average precision at IoU 0.5 over the frames.
+        gmacs: operations a frame, the mean over all frames, the first one included.
+        cost: the same as a share of dense.
+        updated: share of tokens updated, the mean over gates and frames.
+        flushes: frames on which everything was recomputed.
+    """
+
+    sequence: str
+    frames: int
+    map50: float
+    gmacs: float
+    cost: float
+    updated: float
+    flushes: int
+
+
+def score(runs: Sequence[Run], dense: Sequence[Run], clips: Sequence[Clip], name: str) -> Score:
+    found = [d for run in runs for d in run.found]
+    truth = [boxes for clip in clips for boxes in clip.truth]
+    macs = sum(sum(run.macs) for run in runs)
+    return Score(
+        sequence=name,
+        frames=len(found),
+        map50=coco_map50(found, truth, CLASSES).value,
+        gmacs=macs / len(found) / 1e9,
+        cost=macs / sum(sum(run.macs) for run in dense),
+        updated=sum(sum(r.updated) for r in runs) / sum(sum(r.updated) for r in dense),
+        flushes=sum(sum(run.flushed) for run in runs),
+    )
+
+
+def scores(runs: Sequence[Run], dense: Sequence[Run], clips: Sequence[Clip]) -> list[dict]:
+    """Over all sequences, then one by one."""
+    made = [score(runs, dense, clips, "all")]
+    made += [score([r], [d], [c], c.name) for r, d, c in zip(runs, dense, clips, strict=True)]
+    return [asdict(s) for s in made]
+
+
+def evaluate(
+    backbone: nn.Module,
+    head: PointHead,
+    clips: Sequence[Clip],
+    options: Options,
+    device: torch.device,
+    kept: Path,
+    clock: Clock,
+) -> list[dict[str, Any]]:
+    """Rows of the result. What has run is kept in a folder and not run again."""
+
+    def remembered(key: str, make: Any) -> list[Run]:
+        path = kept / f"{key}.json"
+        if path.exists():
+            return [Run.read(data) for data in json.loads(path.read_text())]
+        if clock.over():
+            raise SystemExit(f"The time is up before {key}. Start again with the same --out.")
+        runs = make()
+        partial = path.with_suffix(".part")
+        partial.write_text(json.dumps([run.plain() for run in runs]))
+        partial.replace(path)
+        say(clock, f"ran {key}")
+        return runs
+
+    kept.mkdir(parents=True, exist_ok=True)
+    dense = [
+        remembered(f"dense-{c.name}", lambda c=c: [run_dense(backbone, head, c, device)])[0]
+        for c in clips
+    ]
+    rows = [{"preset": "dense", "policy": "", "share": 1.0, "scores": scores(dense, dense, clips)}]
+    for every in SKIPS:
+        runs = [skipped(run, 1 / every) for run in dense]
+        row = {"preset": "skip", "policy": f"every {every}", "share": 1 / every}
+        rows.append({**row, "scores": scores(runs, dense, clips)})
+    for preset in options.presets:
+        made = settings(preset, options)
+        by_clip = [
+            remembered(
+                f"{preset}-{c.name}", lambda c=c, m=made: run_preset(backbone, head, c, m, device)
+            )
+            for c in clips
+        ]
+        for i, setting in enumerate(made):
+            runs = [runs[i] for runs in by_clip]
+            equal = [
+                skipped(d, min(1.0, sum(r.macs) / sum(d.macs)))
+                for r, d in zip(runs, dense, strict=True)
+            ]
+            row = {**asdict(setting), "scores": scores(runs, dense, clips)}
+            rows.append({**row, "skip": scores(equal, dense, clips)})
+            top = row["scores"][0]
+            say(
+                clock,
+                f"{preset:10} {setting.policy:8} mAP50 {top['map50']:.3f} at {top['cost']:.1%} "
+                f"of the operations, skipping {rows[-1]['skip'][0]['map50']:.3f}",
+            )
+    return rows

@@ -1,0 +1,93 @@
+"""Results: files and a picture."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.mot15.contest import Score
+from benchmarks.mot15.settings import ROOT
+from eventful.adapters import libraries
+
+RESULTS = ROOT / "benchmarks" / "results"
+PICTURE = ROOT / "docs" / "images" / "mot15.png"
+COLOURS = {
+    "fast": "#d1495b",
+    "exact": "#00798c",
+    "paper": "#edae49",
+    "tokenwise": "#66a182",
+    "stgt": "#8d6a9f",
+    "skip": "#777777",
+}
+LEGEND = {"loc": "outside lower center", "ncol": 9, "fontsize": 8, "frameon": False}
+
+
+def write(result: dict[str, Any], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "mot15.json").write_text(json.dumps(result, indent=1) + "\n")
+    where = result["origin"]
+    with (folder / "mot15.csv").open("w", newline="") as file:
+        columns = ["preset", "policy", *Score.__annotations__, "skip_map50", "skip_cost"]
+        writer = csv.DictWriter(file, [*columns, *where], lineterminator="\n")
+        writer.writeheader()
+        for row in result["rows"]:
+            blank = [None] * len(row["scores"])
+            for mine, skip in zip(row["scores"], row.get("skip") or blank, strict=True):
+                values = {"preset": row["preset"], "policy": row["policy"], **mine}
+                if skip is not None:
+                    values |= {"skip_map50": skip["map50"], "skip_cost": skip["cost"]}
+                short = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in values.items()}
+                writer.writerow({**short, **where})
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Accuracy against operations, as in the paper: all sequences, then each."""
+    plt = libraries.load("matplotlib.pyplot")
+    names = [s["sequence"] for s in result["rows"][0]["scores"]]
+    shape = (3.6 * len(names), 3.9)
+    figure, axes = plt.subplots(1, len(names), figsize=shape, layout="constrained")
+    for i, (name, axis) in enumerate(zip(names, np.atleast_1d(axes), strict=True)):
+        for preset in COLOURS:
+            mine = [r for r in result["rows"] if r["preset"] == preset]
+            line = sorted(
+                (r["scores"][i]["gmacs"], r["scores"][i]["map50"])
+                for r in mine
+                if r["policy"] != "own"
+            )
+            style = {"ls": "--", "marker": "."} if preset == "skip" else {"marker": "o", "ms": 4}
+            label = "dense, frames skipped" if preset == "skip" else preset
+            if line:
+                axis.plot(*zip(*line, strict=True), color=COLOURS[preset], label=label, **style)
+            for row in mine:
+                if row["policy"] == "own":
+                    point = (row["scores"][i]["gmacs"], row["scores"][i]["map50"])
+                    text = f"{preset}, noise threshold"
+                    axis.plot(*point, "*", ms=11, color=COLOURS[preset], label=text, mec="white")
+        dense = result["rows"][0]["scores"][i]
+        axis.plot(dense["gmacs"], dense["map50"], "ks", ms=6, label="dense")
+        axis.axhline(dense["map50"], color="black", lw=0.6, ls=":")
+        axis.set_title("all of val" if name == "all" else name, fontsize=10)
+        axis.set_xlabel("operations per frame (GMAC)")
+        axis.set_xlim(left=0)
+        axis.grid(alpha=0.25)
+    np.atleast_1d(axes)[0].set_ylabel("mAP50, people")
+    figure.legend(*np.atleast_1d(axes)[0].get_legend_handles_labels(), **LEGEND)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(str(path), dpi=130)
+    plt.close(figure)
+
+
+def store(result: dict[str, Any], out: Path, *, publish: bool) -> None:
+    """Files and picture in the folder of the run and, unless it was a trial, in the repository."""
+    places = [(out, out / "mot15.png")] + ([(RESULTS, PICTURE)] if publish else [])
+    for folder, picture in places:
+        write(result, folder)
+        if importlib.util.find_spec("matplotlib") is None:
+            print(f"No matplotlib here: draw elsewhere with --from {folder / 'mot15.json'}")
+        else:
+            draw(result, picture)
