@@ -275,7 +275,10 @@ def _show(report: Report, out: Path | None) -> None:
     columns = _runtime_columns() if made.kind == "runtime" else _columns(report)
     for name, justify, _ in columns:
         table.add_column(name, justify=justify)
+    group = ""
     for row in report.rows:
+        if made.kind == "runtime" and group != (group := f"{row.model} {row.size}"):
+            table.add_row(f"[bold]{group}[/bold]")
         table.add_row(*(cell(row) for _, _, cell in columns))
     if report.rows:
         console.print(table)
@@ -315,17 +318,16 @@ def _columns(report: Report) -> Columns:
 
 
 def _runtime_columns() -> Columns:
-    """Milliseconds, and how many times faster than a dense path in the same run."""
+    """Milliseconds, how many times faster than dense in the same run, the paper's milliseconds."""
     return [
-        ("", "left", lambda row: f"{row.model} {row.size}"),
-        ("", "left", lambda row: " ".join(filter(None, [row.label, row.r and f"r={row.r}"]))),
+        ("", "left", lambda row: row.label if row.r is None else f"{row.label}, r {row.r}"),
         ("first", "right", lambda row: _f(row.first_ms, 1)),
         ("ms", "right", lambda row: _f(row.ms, 1)),
         ("total", "right", lambda row: _f(row.total_ms, 1)),
         ("fastest", "right", lambda row: _f(row.speedup, 2, "x")),
         ("total", "right", lambda row: _f(row.total_speedup, 2, "x")),
         ("base", "right", lambda row: _f(row.base_speedup, 2, "x")),
-        ("paper GPU, CPU", "right", _published_times),
+        ("paper", "right", _published_times),
     ]
 
 

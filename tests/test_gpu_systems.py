@@ -1,0 +1,169 @@
+"""The paper's two systems on a CUDA device: trained, evaluated and timed. `pytest -m gpu`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import eventful
+import miniatures
+import tiny_models
+from eventful.cli.app import app
+from eventful.models.vitdet.regions import grouped_nms, roi_align
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def full_precision():
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.fixture(scope="module")
+def vid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = miniatures.imagenet(tmp_path_factory.mktemp("vid"), frames=5)
+    tiny_models.write(tiny_models.detector(), root / "start.safetensors")
+    return root
+
+
+@pytest.fixture(scope="module")
+def epic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = miniatures.epic(tmp_path_factory.mktemp("epic"), frames=True)
+    tiny_models.write(tiny_models.recogniser(), root / "start.safetensors")
+    return root
+
+
+def invoke(*arguments: object) -> str:
+    done = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def moved(device: str, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [tensor.to(device) for tensor in tensors]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_regions_are_those_of_the_cpu(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    corner = torch.rand(400, 2) * 200
+    boxes = torch.cat([corner, corner + torch.rand(400, 2) * 60], dim=1)
+    scores, labels = torch.rand(400), torch.randint(0, 3, (400,))
+    expected = grouped_nms(boxes, scores, labels, 0.5)
+    got = grouped_nms(*moved("cuda", boxes, scores, labels), 0.5)
+    assert torch.equal(got.cpu(), expected)
+    maps = torch.randn(2, 8, 32, 32)
+    rows = torch.randint(0, 2, (400,))
+    wanted = roi_align(maps, boxes, rows, 7, 1 / 8)
+    made = roi_align(maps.to("cuda", dtype), boxes.cuda(), rows.cuda(), 7, 1 / 8)
+    limit = 1e-4 if dtype == torch.float32 else 5e-2
+    torch.testing.assert_close(made.float().cpu(), wanted, atol=limit, rtol=limit)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_whole_detector_streams(dtype: torch.dtype) -> None:
+    model = tiny_models.detector().to("cuda", dtype).eval()
+    frames = torch.randn(4, 1, 3, 64, 64, device="cuda", dtype=dtype)
+    streams = {
+        preset: eventful.Stream(
+            eventful.convert(model, eventful.Config.preset(preset, eventful.TopR(16)))
+        )
+        for preset in ("fast", "exact", "paper")
+    }
+    for frame in frames:
+        with torch.no_grad():
+            (found,) = model(frame)
+        for preset, stream in streams.items():
+            (got,) = stream(frame)
+            assert len(got.scores) > 0, preset
+            if dtype == torch.float32:
+                torch.testing.assert_close(got.boxes, found.boxes, atol=1e-2, rtol=1e-3)
+
+
+def test_training_a_detector_and_going_on(vid: Path, tmp_path: Path) -> None:
+    command = [
+        *("train", "vitdet", "--data", vid, "--weights", vid / "start.safetensors"),
+        *("--epochs", 1, "--batch", 2, "--device", "cuda", "--precision", "bfloat16"),
+    ]
+    invoke(*command, "--out", tmp_path / "a")
+    made = load_file(tmp_path / "a/model.safetensors")
+    start = load_file(vid / "start.safetensors")
+    assert all(torch.isfinite(value).all() for value in made.values())
+    assert any(not torch.equal(made[key], start[key]) for key in made)
+    invoke(*command, "--out", tmp_path / "a")  # done: nothing left to do
+    again = load_file(tmp_path / "a/model.safetensors")
+    assert all(torch.equal(made[key], again[key]) for key in made)
+
+
+def test_tuning_the_temporal_model(epic: Path, tmp_path: Path) -> None:
+    command = [
+        *("train", "vivit", "--data", epic, "--weights", epic / "start.safetensors", "--r", 6),
+        *("--cache", tmp_path / "cache", "--out", tmp_path / "run", "--epochs", 1, "--batch", 2),
+        *("--temporal-views", 1, "--spatial-views", 1, "--device", "cuda"),
+    ]
+    invoke(*command)
+    scores = json.loads((tmp_path / "run/scores.json").read_text())
+    assert scores
+    made = load_file(tmp_path / "run/model.safetensors")
+    start = load_file(epic / "start.safetensors")
+    assert torch.equal(made["spatial.class_token"], start["spatial.class_token"])
+    assert not torch.equal(made["classifier.weight"], start["classifier.weight"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_evaluation_by_one_worker_and_by_two(vid: Path, tmp_path: Path, dtype: str) -> None:
+    reports = {}
+    for workers in (1, 2):
+        text = invoke(
+            *("evaluate", "vitdet", "--data", vid, "--weights", vid / "start.safetensors"),
+            *("--preset", "dense", "--preset", "exact", "--preset", "paper", "--preset", "skip"),
+            *("--r", 4, "--device", "cuda", "--dtype", dtype, "--workers", workers),
+            *("--out", tmp_path / str(workers), "--json"),
+        )
+        reports[workers] = json.loads(text)["rows"]
+    assert reports[1] == reports[2]
+    dense, exact, *_ = reports[1]
+    assert exact["operations"] < dense["operations"]
+
+
+def test_accuracy_is_that_of_the_cpu(epic: Path, vid: Path) -> None:
+    for kind, data in (("vitdet", vid), ("vivit", epic)):
+        command = [
+            *("evaluate", kind, "--data", data, "--weights", data / "start.safetensors"),
+            *("--preset", "dense", "--preset", "paper", "--r", 4, "--json"),
+        ]
+        here = json.loads(invoke(*command, "--device", "cpu"))["rows"]
+        there = json.loads(invoke(*command, "--device", "cuda"))["rows"]
+        for a, b in zip(here, there, strict=True):
+            assert a["operations"] == pytest.approx(b["operations"])
+            for name in ("coco_map50", "top1"):
+                assert (a[name] is None) == (b[name] is None)
+                assert a[name] is None or a[name] == pytest.approx(b[name], abs=0.5)
+
+
+def test_runtimes(vid: Path, epic: Path) -> None:
+    text = invoke(
+        *("bench", "runtime", "--size", 1024, "--device", "cuda", "--dtype", "bfloat16"),
+        *(
+            "--no-compile",
+            "--frames",
+            2,
+            "--json",
+            "--weights",
+            f"base={vid / 'start.safetensors'}",
+        ),
+    )
+    rows = json.loads(text)["rows"]
+    assert {"Base model", "Temporal", "fast", "exact"} <= {row["label"] for row in rows}
+    assert any(row["label"].startswith("Base model, ") for row in rows)
