@@ -15,10 +15,19 @@ triton = pytest.importorskip("triton")
 
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
+from triton.runtime.errors import OutOfResources  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 from eventful import ops  # noqa: E402
-from eventful.ops.triton import attention, exact, gates, interpreted, rows, windows  # noqa: E402
+from eventful.ops.triton import (  # noqa: E402
+    attention,
+    exact,
+    gates,
+    interpreted,
+    rows,
+    tiles,
+    windows,
+)
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="kernels are interpreted in this process")
 
@@ -31,7 +40,7 @@ KINDS = {
 OPTIONS = ("num_warps", "num_stages")
 
 
-def compile_only(compiled: list[str], kernel: JITFunction, *args, **kwargs) -> None:
+def compile_only(compiled: list[str], limit: int, kernel: JITFunction, *args, **kwargs) -> None:
     options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
     given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
     signature, constants = {}, {}
@@ -46,13 +55,22 @@ def compile_only(compiled: list[str], kernel: JITFunction, *args, **kwargs) -> N
     source = ASTSource(kernel, signature, constants)
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert made.asm["cubin"]
+    if made.metadata.shared > limit:  # as a launch does
+        raise OutOfResources(made.metadata.shared, limit, "shared memory")
     compiled.append(kernel.fn.__name__)
 
 
 @pytest.fixture
-def compiled(monkeypatch):
+def limit() -> int:
+    """Bytes of shared memory a program may have: those of an H200."""
+    return 232448
+
+
+@pytest.fixture
+def compiled(monkeypatch, limit):
     names: list[str] = []
-    launch = lambda kernel, grid: partial(compile_only, names, kernel)  # noqa: E731
+    launch = lambda kernel, grid: partial(compile_only, names, limit, kernel)  # noqa: E731
+    monkeypatch.setattr(tiles, "_found", {})
     monkeypatch.setattr(JITFunction, "__getitem__", launch)
     monkeypatch.setattr(attention, "_multiprocessors", lambda device: 132)
     return names
@@ -134,3 +152,18 @@ def test_exact(compiled, kind):
     exact.exchange_(memory, (new, new), (new, new), picked, 0.125, 100.0, SLOTS, 64)
     exact.recompute_(memory, ((INDEX, COUNT), (INDEX[:, :64], COUNT)), 0.125, SLOTS)
     assert compiled == ["_exchange", "_attend_rows", "_settle_rows"]
+
+
+@pytest.mark.parametrize("limit", [101376], ids=["consumer"])
+def test_wide_heads_in_full_precision_fit_a_small_device(compiled):
+    """Tiles shrink until they fit: 99 KiB are what the cards of a desktop have."""
+    wide = make(1, 300, 256, kind=torch.float32)
+    q = ops.split_heads(wide, 2)
+    attention.attend(q, q, q, 0.1, slots=SLOTS)
+    small, new = torch.zeros(1, 300, 2), make(1, 64, 256, kind=torch.float32)
+    memory = ops.ExactMemory(wide, wide, wide, wide, small, small)
+    picked = ops.Picked(INDEX[:, :64], COUNT, torch.zeros(1, 300, dtype=torch.int32))
+    exact.exchange_(memory, (new, new), (new, new), picked, 0.125, 100.0, SLOTS, 16)
+    assert compiled[0] == "_attend"
+    assert compiled[-1] == "_exchange"
+    assert any(place > 0 for place in tiles._found.values())

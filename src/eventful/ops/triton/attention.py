@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from eventful.ops.triton.tiles import Tile, fitting
+
+_TILES: tuple[Tile, ...] = ({}, {"rows": 32, "lanes": 32}, {"rows": 16, "lanes": 16})
 
 
 @triton.jit
@@ -239,13 +244,28 @@ def run(
     slots: Tensor | None,
     *,
     with_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention output (B, M, H, d) and log-sum-exp (B, M, H)."""
+    width = 0 if relative is None else relative[1].shape[-1]
+    key = ("attend", q.device, q.dtype, q.shape[-1], width)
+    return fitting(key, _TILES, partial(_run, q, k, v, scale, relative, slots, with_lse=with_lse))
+
+
+def _run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    relative: tuple[Tensor, Tensor] | None,
+    slots: Tensor | None,
+    *,
+    with_lse: bool,
     splits: int | None = None,
     rows: int | None = None,
     lanes: int = 64,
     warps: int | None = None,
     stages: int = 3,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention output (B, M, H, d) and log-sum-exp (B, M, H)."""
     batch, heads, queries, head = q.shape
     keys = k.shape[2]
     row_pad, key_width = 1, 1

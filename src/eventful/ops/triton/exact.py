@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -9,6 +11,14 @@ from torch import Tensor
 
 from eventful.ops.reference import ExactMemory, LayerNorm, Picked
 from eventful.ops.triton.attention import _fold, _weigh, precision, split_keys
+from eventful.ops.triton.tiles import Tile, fitting
+
+_LARGE_TILE: Tile = {"rows": 128, "lanes": 128, "warps": 8, "stages": 3}
+_SMALL_TILES: tuple[Tile, ...] = (
+    {"rows": 64, "lanes": 64, "warps": 4, "stages": 2},
+    {"rows": 32, "lanes": 32, "warps": 4, "stages": 1},
+    {"rows": 16, "lanes": 16, "warps": 4, "stages": 1},
+)
 
 
 @triton.jit
@@ -261,13 +271,29 @@ def exchange_(
     rebase: float,
     slots: Tensor,
     width: int,
-    *,
-    rows: int = 128,
-    lanes: int = 128,
-    warps: int = 8,
-    stages: int = 3,
 ) -> tuple[Tensor, Tensor]:
     """See `reference.exchange_`; of too many rows the first found are taken, not the worst."""
+    kind, head = memory.query.dtype, memory.query.shape[2] // memory.heads
+    tiles = _SMALL_TILES if kind == torch.float32 else (_LARGE_TILE, *_SMALL_TILES)
+    launch = partial(_launch_exchange, memory, new, old, picked, scale, rebase, slots, width)
+    return fitting(("exchange", slots.device, kind, head), tiles, launch)
+
+
+def _launch_exchange(
+    memory: ExactMemory,
+    new: tuple[Tensor, Tensor],
+    old: tuple[Tensor, Tensor],
+    picked: Picked,
+    scale: float,
+    rebase: float,
+    slots: Tensor,
+    width: int,
+    *,
+    rows: int,
+    lanes: int,
+    warps: int,
+    stages: int,
+) -> tuple[Tensor, Tensor]:
     batch, taken = picked.index.shape
     tokens, heads = memory.query.shape[1], memory.heads
     head = memory.query.shape[2] // heads
@@ -380,6 +406,21 @@ def recompute_(
     slots: Tensor,
 ) -> None:
     """See `reference.recompute_`; two lists of rows at most."""
+    head = memory.query.shape[2] // memory.heads
+    key = ("recompute", slots.device, memory.query.dtype, head)
+    tiles = ({"most": 64, "lanes": 64}, {"most": 32, "lanes": 32}, {"most": 16, "lanes": 16})
+    fitting(key, tiles, partial(_launch_recompute, memory, rows, scale, slots))
+
+
+def _launch_recompute(
+    memory: ExactMemory,
+    rows: tuple[tuple[Tensor, Tensor], ...],
+    scale: float,
+    slots: Tensor,
+    *,
+    most: int,
+    lanes: int,
+) -> None:
     first, second = rows[0], rows[-1]
     taken = (first[0].shape[1], second[0].shape[1] if len(rows) > 1 else 0)
     every = sum(taken)
@@ -387,9 +428,8 @@ def recompute_(
     tokens, head = memory.query.shape[1], memory.query.shape[2] // heads
     if every == 0:
         return
-    lanes = 64
     held, plan = split_keys(every, tokens, lanes, batch * heads, slots.device)
-    splits = plan.splits
+    held, splits = min(held, most), plan.splits
     device = slots.device
     parts = torch.empty(splits, batch, every, heads, head, dtype=torch.float32, device=device)
     part_lse = torch.empty(splits, batch, every, heads, dtype=torch.float32, device=device)

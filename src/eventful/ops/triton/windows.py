@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -9,6 +11,9 @@ from torch import Tensor
 
 from eventful.ops.reference import WindowGrid
 from eventful.ops.triton.attention import precision
+from eventful.ops.triton.tiles import Tile, fitting
+
+_TILES: tuple[Tile, ...] = ({}, {"rows": 32, "lanes": 32}, {"rows": 16, "lanes": 16})
 
 
 @triton.jit
@@ -118,11 +123,6 @@ def attend_windows(
     pad: tuple[Tensor, Tensor] | None = None,
     slots: Tensor | None = None,
     places: Tensor | None = None,
-    *,
-    rows: int | None = None,
-    lanes: int = 64,
-    warps: int = 4,
-    stages: int = 2,
 ) -> Tensor:
     """See `reference.attend_windows`."""
     if places is None:
@@ -130,11 +130,33 @@ def attend_windows(
         out = attend_windows(q, k, v, scale, windows, index, relative, pad, slots, places)
         twin = places.gather(1, index).long()[:, None, :, None]  # a padded slot equals its twin
         return out.gather(2, twin.expand_as(out))
+    key = ("windows", q.device, q.dtype, q.shape[-1], windows.window)
+    launch = partial(_launch, q, k, v, scale, windows, relative, pad, slots, places)
+    return fitting(key, _TILES, launch).transpose(1, 2)
+
+
+def _launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    windows: WindowGrid,
+    relative: tuple[Tensor, Tensor] | None,
+    pad: tuple[Tensor, Tensor] | None,
+    slots: Tensor | None,
+    places: Tensor,
+    *,
+    rows: int | None = None,
+    lanes: int = 64,
+    warps: int = 4,
+    stages: int = 2,
+) -> Tensor:
+    """Outputs (B, M, H, d)."""
     batch, heads, queries, head = q.shape
     (height, width), (tall, wide) = windows.grid, windows.window
     out = torch.empty(batch, queries, heads, head, dtype=q.dtype, device=q.device)
     if queries == 0:
-        return out.transpose(1, 2)
+        return out
     row_pad = triton.next_power_of_2(wide)
     lanes = max(lanes, row_pad)
     rows = rows or (64 if tall * wide > 32 else 16)
@@ -151,4 +173,4 @@ def attend_windows(
         RELATIVE=relative is not None, PADDED=pad is not None, HAS_SLOTS=slots is not None,
         PRECISION=precision(q.dtype), num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return out.transpose(1, 2)
+    return out
