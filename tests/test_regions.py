@@ -108,20 +108,37 @@ DEGENERATE = torch.tensor(
         [10.0, 12.0, 60.0, 14.0],  # flat
     ]
 )
+NAN, INF = float("nan"), float("inf")
+UNREAL = torch.tensor(
+    [
+        [NAN, NAN, NAN, NAN],
+        [5.0, 5.0, NAN, 30.0],
+        [5.0, 5.0, INF, 30.0],
+        [-INF, -INF, INF, INF],
+        [5.0, 5.0, 30.0, 30.0],
+        [6.0, 5.0, 30.0, 30.0],
+        [3e38, 3e38, 3.4e38, 3.4e38],
+    ]
+)
 BOX_CASES = {
     "random": random_boxes(120, 60, 3),
     "crowded": random_boxes(200, 8, 4),
+    "identical": DEGENERATE[2:3].repeat(30, 1),
+    "outside": random_boxes(30, 20, 7) + torch.tensor([90.0, -70.0, 90.0, -70.0]),
+    "cut off": random_boxes(30, 60, 8) - 40,
+    "empty": DEGENERATE[:2].repeat(3, 1),
     "degenerate": DEGENERATE,
     "one": DEGENERATE[2:3],
 }
 
 
+@pytest.mark.parametrize("ties", ["some", "all"])
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.7])
-@pytest.mark.parametrize("case", BOX_CASES)
-def test_nms_equals_onnxruntime(case: str, threshold: float) -> None:
-    given = BOX_CASES[case]
+@pytest.mark.parametrize("case", [*BOX_CASES, "unreal"])
+def test_nms_equals_onnxruntime(case: str, threshold: float, ties: str) -> None:
+    given = BOX_CASES.get(case, UNREAL)
     scores = torch.rand(len(given), generator=torch.Generator().manual_seed(5))
-    scores[::7] = scores[0]  # ties: the earlier box is the better
+    scores[:: 7 if ties == "some" else 1] = scores[0]  # the earlier box is the better
     names = ["boxes", "scores", "max_output_boxes_per_class", "iou_threshold", "score_threshold"]
     theirs = onnx_session("NonMaxSuppression", names, 11)(
         given[None].numpy(),
@@ -153,6 +170,17 @@ def test_roi_align_equals_onnxruntime(case: str, output: int) -> None:
     torch.testing.assert_close(ours, torch.from_numpy(theirs), rtol=1e-4, atol=1e-5)
 
 
+def test_regions_of_boxes_that_are_not_finite_are_empty() -> None:
+    """onnxruntime refuses them; here they do no harm to the others."""
+    features = torch.randn(1, 3, 16, 16)
+    images = torch.zeros(len(UNREAL), dtype=torch.int64)
+    found = regions.roi_align_plain(features, UNREAL, images, 7, 0.25)
+    fine = UNREAL.isfinite().all(dim=1)
+    assert not found[~fine].any()
+    alone = regions.roi_align_plain(features, UNREAL[fine], images[fine], 7, 0.25)
+    assert torch.equal(found[fine], alone)
+
+
 def test_regions_without_boxes_and_gradients() -> None:
     features = torch.randn(1, 3, 8, 8, requires_grad=True)
     none = regions.roi_align_plain(features, torch.zeros(0, 4), torch.zeros(0).long(), 7, 0.25)
@@ -173,6 +201,34 @@ def test_groups_do_not_suppress_each_other() -> None:
     assert kept.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("way", ["at once", "one by one", "compiled"])
+def test_groups_are_suppressed_alike_in_every_way(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = 1000 * random_boxes(150, 1, 9) / 3  # fractions of pixels, far from the origin
+    make = torch.Generator().manual_seed(10)
+    groups = torch.randint(80, (150,), generator=make)
+    scores = torch.rand(150, generator=make)
+    scores[::5] = 0.5
+    expected = []
+    for group in range(80):
+        members = (groups == group).nonzero()[:, 0]
+        expected += members[regions.nms_plain(given[members], scores[members], 0.3)].tolist()
+    expected.sort(key=lambda index: (-float(scores[index]), index))
+    assert len(expected) < 150
+    monkeypatch.setattr(regions, "_AT_ONCE", {"at once": 150}.get(way, 10))
+    if way == "compiled":
+
+        def checked(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.Tensor:
+            assert boxes.dtype == scores.dtype  # torchvision insists
+            return regions.nms_plain(boxes, scores, threshold)
+
+        monkeypatch.setattr(regions, "compiled_ops", lambda: SimpleNamespace(nms=checked))
+    assert regions.grouped_nms(given, scores, groups, 0.3).tolist() == expected
+    none = regions.grouped_nms(given[:0], scores[:0], groups[:0], 0.3)
+    assert none.tolist() == []
+
+
 def test_compiled_operators_are_used_where_they_load(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     fake = SimpleNamespace(
@@ -186,6 +242,21 @@ def test_compiled_operators_are_used_where_they_load(monkeypatch: pytest.MonkeyP
     assert asked[0][2] == 0.6
     assert asked[1][1].tolist() == [[1.0, 1.0, 2.0, 3.0, 4.0]]
     assert asked[1][2:] == (7, 0.5, 0, True)
+
+
+def test_compiled_regions_are_read_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half precision rounds corners to 4 or 8 pixels, and CUDA's operator does not take it."""
+
+    def align(features, rois, output, scale, ratio, aligned):
+        assert features.dtype == rois.dtype == torch.float32
+        return regions.roi_align_plain(features, rois[:, 1:], rois[:, 0].long(), output, scale)
+
+    monkeypatch.setattr(regions, "compiled_ops", lambda: SimpleNamespace(roi_align=align))
+    features, box = torch.randn(1, 3, 64, 64), torch.tensor([[201.0, 3.0, 243.0, 31.0]])
+    half = regions.roi_align(features.bfloat16(), box, torch.tensor([0]), 7, 0.25)
+    assert half.dtype == torch.bfloat16
+    exact = regions.roi_align_plain(features, box, torch.tensor([0]), 7, 0.25)
+    torch.testing.assert_close(half.float(), exact, atol=0.03, rtol=0.03)
 
 
 def test_regions_are_read_from_the_level_of_their_size() -> None:

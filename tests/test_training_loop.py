@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eventful.errors import ConfigError
+from eventful.errors import CheckpointError, ConfigError
+from eventful.train import checkpoints
 from eventful.train import journal as journals
 from eventful.train.engine import Habits, Moment, Trainer
 from eventful.train.journal import Journal, read
 from eventful.train.processes import Processes
-from eventful.train.recipes import Recipe
+from eventful.train.recipes import VID, Recipe
 from eventful.train.samples import Resumable
 
 ALONE = Processes(0, 1, torch.device("cpu"))
@@ -80,6 +81,63 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     assert again.fit() == first.position
     assert told == []
     assert torch.equal(again.objective.weight, first.objective.weight)
+
+
+def damage(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    if how == "other":
+        torch.save({"weights": torch.zeros(2)}, path)
+    else:
+        path.write_bytes({"cut": content[:-700], "start": content[:40], "empty": b""}[how])
+
+
+@pytest.mark.parametrize("how", ["cut", "start", "empty", "other"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(how: str, tmp_path: Path) -> None:
+    whole = trainer(tmp_path / "whole")
+    whole.fit()
+    folder = tmp_path / "stopped/checkpoints"
+    trainer(tmp_path / "stopped", habits=Habits(save_every=1, keep=2, stop_after=5)).fit()
+    names = [path.name for path in checkpoints.found(folder)]
+    assert names == ["step_00000003.pt", "step_00000004.pt", "step_00000005.pt"]
+    for name in names[1:]:
+        damage(folder / name, how)
+    (folder / "step_00000006.partial").write_bytes(b"killed while writing")
+
+    again, told = trainer(tmp_path / "stopped", habits=Habits(save_every=1, keep=1)), []
+    again.tell = lambda moment: told.append(moment.step)
+    with pytest.warns(UserWarning, match=r"step_0000000[45]\.pt is damaged.*step_00000003\.pt"):
+        again.fit()
+    assert told == [4, 5, 6]
+    assert torch.equal(again.objective.weight, whole.objective.weight)
+    # Set aside, they do not crowd out the good ones.
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "step_00000003.lasting",
+        "step_00000003.pt",
+        "step_00000004.damaged",
+        "step_00000005.damaged",
+        "step_00000006.lasting",
+        "step_00000006.pt",
+    ]
+
+
+def test_nothing_but_damaged_checkpoints_is_an_error(tmp_path: Path) -> None:
+    trainer(tmp_path, habits=Habits(save_every=1, stop_after=1)).fit()
+    (path,) = checkpoints.found(tmp_path / "checkpoints")
+    damage(path, "cut")
+    with pytest.raises(CheckpointError, match=r"step_00000001\.pt is damaged.*start anew"):
+        trainer(tmp_path).fit()
+    assert path.exists()
+
+
+def test_a_warm_up_and_a_fall_of_the_rate(tmp_path: Path) -> None:
+    """The published schedule in small: a rise in equal parts, a tenth from the third epoch on."""
+    recipe = replace(RECIPE, epochs=5, warmup=4, decay_epochs=VID.decay_epochs, lr=1.0)
+    for stop in (4, 8, None):  # in the middle of epochs of three steps
+        trainer(tmp_path, recipe=recipe, habits=Habits(1, log_every=1, stop_after=stop)).fit()
+    rates = [float(r["value"]) for r in read(tmp_path / "scalars.csv") if r["name"] == "train/lr"]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, *[0.1] * 9])
+    lasting = sorted(path.stem for path in (tmp_path / "checkpoints").glob("*.lasting"))
+    assert lasting == [f"step_{3 * epoch:08d}" for epoch in range(1, 6)]  # one every epoch
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -151,6 +209,7 @@ def test_the_gradient_is_clipped(tmp_path: Path) -> None:
         {"weight_decay": -1.0},
         {"layer_decay": 0.0},
         {"dropout": 1.0},
+        {"clip": 0.0},
         {"precision": "int8"},
     ],
 )

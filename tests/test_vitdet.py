@@ -99,7 +99,10 @@ def test_backbone_equals_that_of_transformers(pixels: tuple[int, int]) -> None:
     assert load_weights(ours, theirs.state_dict(), "transformers").complete
     frame = torch.randn(1, 3, *pixels)
     with torch.no_grad():
-        assert apart(ours(frame), theirs(frame).feature_maps[0]) < TOLERANCE
+        got, expected = ours(frame), theirs(frame).feature_maps[0]
+    assert apart(got, expected) < TOLERANCE
+    assert float((got - expected).abs().max()) < TOLERANCE
+    assert float(expected.abs().mean()) > 1
 
 
 GOLDEN_NAMES = {
@@ -193,6 +196,79 @@ def test_detector_runs_in_a_stream(preset: str) -> None:
     with torch.no_grad():
         outside, dense = converted(frame, [place])[0], model(frame, [place])[0]
     assert torch.equal(outside.boxes, dense.boxes)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_budget_of_a_detector_changes_between_frames(preset: str) -> None:
+    """A small one first, then every token: from there on the boxes are those of the dense model."""
+    model = tiny(cascade=True)
+    converted = eventful.convert(model, eventful.Config.preset(preset, eventful.TopR(4)))
+    stream = eventful.Stream(converted)
+    updated = []
+    for number, frame in enumerate(moving_square(6, (96, 96))):
+        pixels, place = model.prepare(64 * frame[0, :, :70] + 100)
+        stream.policy = eventful.TopR(36 if number == 5 else 4 + number)
+        (found,) = stream(pixels, [place])
+        updated.append(set(stream.last.updated.values()))
+    assert updated[1:] == [{5.0}, {6.0}, {7.0}, {8.0}, {36.0}]
+    with torch.no_grad():
+        (dense,) = model(pixels, [place])
+    assert len(found) == len(dense) > 0
+    assert torch.equal(found.labels, dense.labels)
+    for ours, theirs in ((found.boxes, dense.boxes), (found.scores, dense.scores)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-2)
+    assert found.masks is not None
+    torch.testing.assert_close(found.masks, dense.masks, rtol=1e-3, atol=1e-3)
+
+
+def test_frames_of_several_sizes_in_one_batch_are_the_frames_alone() -> None:
+    model = tiny()
+    torch.manual_seed(3)
+    frames = [torch.randint(256, (3, *size)) for size in ((60, 96), (200, 90), (33, 33), (1, 57))]
+    prepared = [model.prepare(frame) for frame in frames]
+    places = [place for _, place in prepared]
+    assert len({place.content for place in places}) == 4
+    with torch.no_grad():
+        together = model(torch.cat([pixels for pixels, _ in prepared]), places)
+        apiece = [model(pixels, [place])[0] for pixels, place in prepared]
+    for frame, one, other in zip(frames, together, apiece, strict=True):
+        assert torch.equal(one.labels, other.labels)
+        torch.testing.assert_close(one.boxes, other.boxes, rtol=1e-3, atol=1e-2)
+        torch.testing.assert_close(one.scores, other.scores, rtol=1e-3, atol=1e-4)
+        assert bool(boxes.nonempty(one.boxes).all())
+        assert bool((one.boxes >= 0).all())
+        assert bool((one.boxes <= torch.tensor(frame.shape[1:]).flip(0).repeat(2)).all())
+    assert all(len(found) for found in together[:3])
+
+
+@pytest.mark.parametrize("size", [(32, 32), (33, 200), (100, 37)])
+def test_frames_of_odd_sizes(size: tuple[int, int]) -> None:
+    with torch.no_grad():
+        (found,) = tiny()(torch.randn(1, 3, *size))
+    assert len(found)
+    assert float(found.boxes[:, 2].max()) <= size[1]
+    assert float(found.boxes[:, 3].max()) <= size[0]
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 16, 96), (0, 3, 96, 96), (3, 96, 96)], ids=str)
+def test_frames_that_no_detector_takes(shape: tuple[int, ...]) -> None:
+    with pytest.raises(FrameError, match="at least 32 px"):
+        tiny()(torch.randn(shape))
+
+
+def test_what_lies_in_the_padding_is_never_found() -> None:
+    """The proposals and boxes of a frame stay in it, whatever fills the rest of the square."""
+    model = tiny()
+    pixels, place = model.prepare(torch.randint(256, (3, 48, 96)))
+    noisy = pixels.clone()
+    noisy[..., place.content[0] :, :] = 9 * torch.randn(96 - place.content[0], 96)
+    with torch.no_grad():
+        maps = model.features(noisy)
+        (proposals,) = model.rpn.propose(model.rpn(maps), [place.content])
+        (found,) = model(noisy, [place])
+    assert len(proposals)
+    assert float(proposals[:, 3].max()) <= place.content[0]
+    assert float(found.boxes[:, 3].max()) <= 48
 
 
 def test_streams_of_a_batch_are_the_streams_alone() -> None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import json
-import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from eventful.adapters.libraries import load
-from eventful.cli import main, weights
 from eventful.errors import CheckpointError
-from eventful.models.checkpoints import read_checkpoint
+from eventful.models.blocks import Block
 from eventful.models.layouts import LAYOUTS
 from eventful.models.loading import build, convert_checkpoint, load_model, load_weights, save
-from eventful.models.vitdet import ViTDet, vitdet_b
+from eventful.models.vitdet import BackboneConfig, ViTDet, ViTDetBackbone, vitdet_b
 from eventful.models.vivit import ViViT, vivit_b_epic, vivit_b_kinetics
 
 Shapes = dict[str, tuple[int, ...]]
@@ -245,6 +241,85 @@ def test_a_backbone_of_transformers(tmp_path: Path) -> None:
     assert torch.equal(backbone.blocks[1].mlp.fc1.weight, theirs.encoder.layer[1].mlp.fc1.weight)
 
 
+def vitdet_of_transformers(**settings: object):
+    transformers = load("transformers")
+    config = transformers.VitDetConfig(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=128,
+        pretrain_image_size=64, **settings,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = transformers.VitDetBackbone(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return theirs
+
+
+@pytest.mark.parametrize("size", [128, 80])
+def test_tables_of_one_size_are_those_of_global_blocks(size: int) -> None:
+    theirs = vitdet_of_transformers(use_relative_position_embeddings=True, window_size=0)
+    converted = convert_checkpoint(theirs.state_dict())
+    assert converted.config["global_blocks"] == (0, 1)
+    ours = build(converted.kind, converted.config).eval()
+    load_weights(ours, converted.state)
+    frame = torch.randn(1, 3, size, size)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(frame), theirs(frame).feature_maps[0], atol=1e-4, rtol=1e-4)
+
+
+def test_windows_that_a_file_does_not_tell_are_not_guessed() -> None:
+    theirs = vitdet_of_transformers(window_size=4, window_block_indices=[0])
+    with pytest.raises(CheckpointError, match="which blocks attend in windows"):
+        convert_checkpoint(theirs.state_dict())
+    config = BackboneConfig(
+        128, 128, dim=64, depth=2, heads=2, window=4, global_blocks=(1,), pretrained_grid=4,
+        relative=False,
+    )  # fmt: skip
+    ours = ViTDetBackbone(config).eval()
+    assert load_weights(ours, theirs.state_dict(), "transformers").complete
+    frame = torch.randn(1, 3, 128, 128)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(frame), theirs(frame).feature_maps[0], atol=1e-4, rtol=1e-4)
+
+
+SHAPES_GONE_WRONG = {
+    "flat": lambda t: t.flatten(),
+    "thin": lambda t: t[..., :1],
+    "short": lambda t: t[:1],
+    "nothing": lambda t: t[:0],
+    "deeper": lambda t: t[None],
+    "doubled": lambda t: torch.cat([t, t]),
+    "a number": lambda t: t.sum(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("kind", ["coco", "vid", "vivit"])
+def test_a_key_that_is_missing_or_of_another_shape_is_always_refused(kind: str) -> None:
+    if kind == "vivit":
+        shapes = vivit_keys(5, 2, False, 64, 1)
+    else:
+        shapes = detectron_keys(3, kind == "coco", SMALL)
+    given = weightless(shapes)
+    assert convert_checkpoint(given).report.complete
+    for key in list(given)[:: 4 if kind == "vivit" else 11]:
+        without = {name: tensor for name, tensor in given.items() if name != key}
+        with pytest.raises(CheckpointError):
+            convert_checkpoint(without, "vivit" if kind == "vivit" else "detectron2")
+        for change in SHAPES_GONE_WRONG.values():
+            wrong = change(given[key])
+            if wrong.shape != given[key].shape:
+                with pytest.raises(CheckpointError):
+                    convert_checkpoint({**given, key: wrong})
+
+
+def test_hidden_sizes_that_are_no_multiple_of_the_width() -> None:
+    """A file tells the ratio as a fraction, and 49 * (27 / 49) falls short of 27."""
+    for hidden in (27, 54, 55):
+        assert int(49 * (hidden / 49)) < hidden
+        assert Block(49, 7, hidden / 49).mlp.fc1.out_features == hidden
+
+
 def test_a_detector_takes_what_fits_for_fine_tuning() -> None:
     coco = convert_checkpoint(filled(detectron_keys(7, True, SMALL)))
     vid = build("vitdet", convert_checkpoint(weightless(detectron_keys(3, False, SMALL))).config)
@@ -256,103 +331,20 @@ def test_a_detector_takes_what_fits_for_fine_tuning() -> None:
     assert torch.equal(vid.pyramid.p4[0].weight, coco.state["pyramid.p4.0.weight"])
 
 
-TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, 2])}
-
-
-def written(path: Path, kind: str) -> Path:
-    arrays = {key: value.numpy() for key, value in TENSORS.items()}
-    if kind == "zip":
-        torch.save({"model": TENSORS, "iteration": np.float64(3.0), "note": None}, path)
-    elif kind == "legacy":
-        torch.save(TENSORS, path, _use_new_zipfile_serialization=False)
-    elif kind == "tensors":
-        path.write_bytes(pickle.dumps({"model": TENSORS}))
-    elif kind == "parallel":
-        torch.save({"state_dict": {f"module.{k}": v for k, v in TENSORS.items()}}, path)
-    else:
-        path.write_bytes(pickle.dumps({"model": arrays, "lr": np.float32(1)}, protocol=int(kind)))
-    return path
-
-
-@pytest.mark.parametrize("kind", ["zip", "legacy", "tensors", "parallel", "2", "4", "5"])
-def test_every_kind_of_file_is_read(kind: str, tmp_path: Path) -> None:
-    found = read_checkpoint(written(tmp_path / "x.pth", kind))
-    assert found.keys() == TENSORS.keys()
-    assert all(torch.equal(found[key], TENSORS[key]) for key in TENSORS)
-
-
-class Trap:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
-
-
-class HiddenTrap(Trap):
-    """The same, inside the bytes of a tensor's storage."""
-
-    def __reduce__(self):
-        inner = io.BytesIO()
-        torch.save({"x": Trap(self.path)}, inner, _use_new_zipfile_serialization=False)
-        return torch.storage._load_from_bytes, (inner.getvalue(),)
-
-
-@pytest.mark.parametrize("trap", [Trap, HiddenTrap])
-@pytest.mark.parametrize("kind", ["pickle", "zip", "legacy"])
-def test_nothing_in_a_file_is_run(kind: str, trap: type[Trap], tmp_path: Path) -> None:
-    content = {"model": TENSORS, "extra": trap(tmp_path / "sprung")}
-    path = tmp_path / "x.pkl"
-    if kind == "pickle":
-        path.write_bytes(pickle.dumps(content))
-    else:
-        torch.save(content, path, _use_new_zipfile_serialization=kind == "zip")
-    with pytest.raises(CheckpointError, match="not loaded"):
-        read_checkpoint(path)
-    assert not (tmp_path / "sprung").exists()
-    pickle.loads(pickle.dumps(trap(tmp_path / "sprung")))  # the trap does work
-    assert (tmp_path / "sprung").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "damaged"),
-        (b"PK nothing of the sort", "damaged"),
-        (pickle.dumps([1, 2]), "no mapping"),
-        (pickle.dumps({"model": {"a": "text"}}), "no weights"),
-        (pickle.dumps({"model": TENSORS})[:-40], "damaged"),
-    ],
-)
-def test_damaged_files(content: bytes, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.pkl"
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=message):
-        read_checkpoint(path)
-    with pytest.raises(CheckpointError, match="no file"):
-        read_checkpoint(tmp_path / "absent.pth")
-    broken = path.rename(tmp_path / "x.safetensors")
-    for reader in (read_checkpoint, load_model):
-        with pytest.raises(CheckpointError, match="safetensors"):
-            reader(broken)
-
-
 def test_layouts_by_name_and_by_key() -> None:
     with pytest.raises(CheckpointError, match=r"detectron2, transformers, vivit, vid, and auto"):
-        convert_checkpoint(TENSORS, "caffe")
+        convert_checkpoint(filled({"a": (2,)}), "caffe")
     with pytest.raises(CheckpointError, match="no known layout"):
-        convert_checkpoint(TENSORS)
-    with pytest.raises(CheckpointError, match="sizes are unknown"):
-        convert_checkpoint(TENSORS, "vivit")
+        convert_checkpoint(filled({"a": (2,)}))
+    with pytest.raises(CheckpointError, match="sizes cannot be read"):
+        convert_checkpoint(filled({"a": (2,)}), "vivit")
     assert all(layout.about for layout in LAYOUTS.values())
 
 
 def test_files_say_which_model_they_are_for(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    save_file(TENSORS, str(tmp_path / "x.safetensors"))
+    save_file(filled({"a": (2,)}), str(tmp_path / "x.safetensors"))
     with pytest.raises(CheckpointError, match="weights convert"):
         load_model(tmp_path / "x.safetensors")
     save(convert_checkpoint(filled(vivit_keys(5, 2, False, 64, 2))), tmp_path / "y.safetensors")
@@ -360,28 +352,14 @@ def test_files_say_which_model_they_are_for(tmp_path: Path) -> None:
         load_model(tmp_path / "y.safetensors", sizes=3)
 
 
-def test_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = filled(vivit_keys(5, 2, True, 64, 2))
-    torch.save({"model_state": given}, tmp_path / "in.pth")
-    target = tmp_path / "new" / "out.safetensors"
-    command = ["eventful", "weights", "convert", str(tmp_path / "in.pth"), str(target)]
-    monkeypatch.setattr("sys.argv", [*command, "--layout", "vivit", "--json"])
-    with pytest.raises(SystemExit) as done:
-        main()
-    assert done.value.code == 0
-    report = json.loads(capsys.readouterr().out)
-    assert (report["model"], report["complete"], report["config"]["classes"]) == ("vivit", True, 5)
-    assert isinstance(load_model(target), ViViT)
-    given["head.stranger"] = torch.zeros(1)
-    torch.save({"model_state": given}, tmp_path / "in.pth")
-    monkeypatch.setattr("sys.argv", command)
-    with pytest.raises(SystemExit) as done:
-        main()
-    assert done.value.code == 2
-    assert "head.stranger" in capsys.readouterr().err
-    weights.convert(tmp_path / "in.pth", target, "auto", partial=True, as_json=False)
-    assert "unexpected in the file: head.stranger" in capsys.readouterr().out
-    with pytest.raises(CheckpointError, match="safetensors"):
-        weights.convert(tmp_path / "in.pth", tmp_path / "out.pth", "auto", False, False)
+def test_files_of_another_version_are_named_as_such(tmp_path: Path) -> None:
+    converted = convert_checkpoint(filled(vivit_keys(5, 2, False, 64, 2)))
+    for kind, config in (
+        ("vivit", {**converted.config, "wings": 2}),
+        ("vitdet", {"backbone": {}}),
+        ("slowfast", {}),
+    ):
+        save(replace(converted, kind=kind, config=config), tmp_path / "x.safetensors")
+        with pytest.raises(CheckpointError, match="another version"):
+            load_model(tmp_path / "x.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]  # written whole

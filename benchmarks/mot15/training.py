@@ -50,7 +50,6 @@ class Example:
 
     features: Tensor
     target: Target
-    ignored: Tensor
 
 
 def view(frames: Tensor, boxes: list[Box], chance: random.Random, kind: int) -> tuple[Tensor, Any]:
@@ -99,7 +98,7 @@ def examples(
                 people = corners([b for b in seen if not b.ignore], device)
                 labels = torch.zeros(len(people), dtype=torch.int64, device=device)
                 ignored = corners([b for b in seen if b.ignore], device)
-                yield Example(features, Target(people, labels), ignored)
+                yield Example(features, Target(people, labels, ignored))
 
 
 def train_head(
@@ -135,11 +134,8 @@ def train_head(
 def train_step(
     head: PointHead, optimizer: torch.optim.Optimizer, batch: Sequence[Example]
 ) -> dict[str, Tensor]:
-    losses = head.losses(
-        torch.stack([e.features for e in batch]).float(),
-        [e.target for e in batch],
-        [e.ignored for e in batch],
-    )
+    features = torch.stack([example.features for example in batch]).float()
+    losses = head.losses(features, [example.target for example in batch])
     optimizer.zero_grad()
     (losses["score"] + 2 * losses["box"]).backward()
     nn.utils.clip_grad_norm_(head.parameters(), 5.0)

@@ -29,6 +29,13 @@ class Freeze(StrEnum):
     backbone = "backbone"
 
 
+class Heads(StrEnum):
+    """What reads the regions of a detector."""
+
+    same = "same"
+    faster = "faster"
+
+
 Data = Annotated[Path, typer.Option(help="Folder of the dataset (eventful data check).")]
 Weights = Annotated[
     Path, typer.Option(dir_okay=False, help="Where to start: made by eventful weights convert.")
@@ -78,6 +85,10 @@ def vitdet(
         int, typer.Option(min=0, help="Images of a class from --also splits, 0 for all.")
     ] = 2000,
     size: Annotated[int | None, typer.Option(min=1, help="Side of the frames.")] = None,
+    heads: Annotated[
+        Heads,
+        typer.Option(help="Those of the weights, or the paper's Faster R-CNN whatever they have."),
+    ] = Heads.same,
     freeze: Annotated[Freeze, typer.Option(help="What keeps its weights.")] = Freeze.nothing,
     drop_path: Annotated[float, typer.Option(min=0, max=1)] = 0.0,
     layer_decay: Annotated[
@@ -132,6 +143,7 @@ def vitdet(
         "val_split": val_split,
         "val_frames": val_frames,
         "size": size,
+        "heads": heads.value,
         "freeze": freeze.value,
         "drop_path": drop_path,
     }

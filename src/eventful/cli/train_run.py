@@ -55,6 +55,7 @@ def detector(
     """`eventful train vitdet`."""
     flip, smallest = looks
     made = DetectorPlan(**plan, augment=Augment(flip, (smallest, 1.0)))
+    problems = way.problems()
     with joined(way.device) as processes, _Bar(processes, quiet=way.as_json).shown() as bar:
         train_detector(
             made,
@@ -63,11 +64,11 @@ def detector(
             processes,
             recipe=changed(VID, changes),
             habits=way.habits,
-            on_problem=way.problems(),
+            on_problem=problems,
             tell=bar.step,
         )
         if processes.first:
-            _report(way, {})
+            _report(way, {"skipped": _noted(problems)})
 
 
 def temporal(
@@ -82,20 +83,27 @@ def temporal(
     made = TemporalPlan(
         **plan, val_split=val_split, cache_dtype=torch.float16 if half else torch.float32
     )
+    problems = way.problems()
     with joined(way.device) as processes, _Bar(processes, quiet=way.as_json).shown() as bar:
         tuning = TemporalTuning(
             made,
             way.weights,
             processes,
             workers=way.workers,
-            on_problem=way.problems(),
+            on_problem=problems,
             tell=bar.caching,
         )
         seen = replace(views_of(tuning.model, layout.name), temporal=views[0], spatial=views[1])
         tuning.plan = replace(made, train_views=seen, val_views=seen)
         result = tuning.run(way.out, recipe, way.habits, bar.step)
         if processes.first:
-            _report(way, {"scores": result.scores, "skipped": result.skipped})
+            skipped = [*_noted(problems), *result.skipped]
+            _report(way, {"scores": result.scores, "skipped": skipped})
+
+
+def _noted(problems: OnProblem) -> list[str]:
+    """What was skipped, in words; nothing where the first problem would have stopped the run."""
+    return [str(error) for error in problems.found] if isinstance(problems, Problems) else []
 
 
 class _Bar:

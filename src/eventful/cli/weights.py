@@ -16,7 +16,6 @@ def convert(source: Path, target: Path, layout: str, partial: bool, as_json: boo
     converted = convert_checkpoint(source, layout, strict=not partial)
     if not converted.state:
         raise CheckpointError(f"Nothing in {source} fits:\n{converted.report}")
-    target.parent.mkdir(parents=True, exist_ok=True)
     save(converted, target)
     if as_json:
         about = {"model": converted.kind, "config": converted.config}

@@ -111,16 +111,10 @@ class PointHead(nn.Module):
         y, x = torch.meshgrid(y, x, indexing="ij")
         return (torch.stack([x, y], dim=-1).reshape(-1, 2) + 0.5) * self.stride
 
-    def losses(
-        self,
-        features: Tensor,
-        targets: Sequence[Target],
-        ignored: Sequence[Tensor] | None = None,
-    ) -> dict[str, Tensor]:
+    def losses(self, features: Tensor, targets: Sequence[Target]) -> dict[str, Tensor]:
         """The loss of the scores and that of the boxes, each a number to add up.
 
-        Args:
-            ignored: boxes (k, 4) per image inside which a place is not held to be background.
+        A place inside a box to be ignored is not held to be background.
         """
         found = self(features)
         score, distance = found.logits.sum() * 0, found.boxes.sum() * 0
@@ -132,10 +126,10 @@ class PointHead(nn.Module):
             quality = torch.zeros_like(found.logits[image])
             if len(rows):
                 distance = distance + box.giou_loss(mine, goal).sum()
-                quality[rows, target.labels[owner[rows]]] = _pair_iou(mine.detach(), goal)
+                quality[rows, target.labels[owner[rows]]] = box.paired_iou(mine.detach(), goal)
             counts = torch.ones_like(owner, dtype=torch.bool)
-            if ignored is not None:
-                counts = ~_inside(found.places, ignored[image]).any(dim=1) | (owner >= 0)
+            if target.ignored is not None:
+                counts = ~_inside(found.places, target.ignored).any(dim=1) | (owner >= 0)
             score = score + _quality_loss(found.logits[image], quality)[counts].sum()
             positive += len(rows)
         return {"score": score / max(positive, 1), "box": distance / max(positive, 1)}
@@ -181,12 +175,6 @@ def _inside(places: Tensor, boxes: Tensor) -> Tensor:
     low = places[:, None] - boxes[None, :, :2]
     high = boxes[None, :, 2:] - places[:, None]
     return (torch.cat([low, high], dim=-1) > 0).all(dim=-1)
-
-
-def _pair_iou(a: Tensor, b: Tensor) -> Tensor:
-    low, high = torch.maximum(a[:, :2], b[:, :2]), torch.minimum(a[:, 2:], b[:, 2:])
-    inter = (high - low).clamp_min(0).prod(dim=-1)
-    return inter / (box.area(a) + box.area(b) - inter).clamp_min(1e-6)
 
 
 def _quality_loss(logits: Tensor, quality: Tensor) -> Tensor:

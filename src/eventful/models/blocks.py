@@ -102,7 +102,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(dim, eps=NORM_EPS)
         self.attn = Attention(dim, heads, table=table, resize=resize)
         self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+        self.mlp = Mlp(dim, round(dim * mlp_ratio))
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """Tokens (B, N, D) in, tokens out; `grid` is that of the patches."""

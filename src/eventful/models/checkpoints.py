@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,14 @@ from torch import Tensor
 
 from eventful.errors import CheckpointError
 
-# Where published files keep the weights among other things, in the order asked.
-_WRAPPERS = ("model", "model_state", "state_dict", "model_state_dict")
+# Where files keep the weights among other things, in the order asked. Averages over the steps of a
+# training run come last: they are taken where a file holds nothing else.
+_WRAPPERS = (
+    *("model", "model_state", "state_dict", "model_state_dict", "module"),
+    *("model_ema", "ema_state", "ema_state_dict", "state_dict_ema", "ema"),
+)
+# What wrappers of a module put before every key: data parallel, torch.compile, averaging.
+_PREFIXES = ("module.", "_orig_mod.", "model.")
 _TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the first object of a file by torch.save before zip files
 
 _SAFE_NAMES = {
@@ -43,7 +50,8 @@ _NUMPY_MOVED = {
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     """The weights in a `.safetensors`, `.pth` or `.pkl` file, by key, on the CPU.
 
-    The mapping under `model`, `model_state` or `state_dict` is taken where there is one.
+    Weights under `model`, `model_state`, `state_dict` and the like are found there, also those of
+    an averaged model where the file has no other.
 
     Raises:
         CheckpointError: the file is missing, damaged, asks for code to be run, or holds no
@@ -74,14 +82,16 @@ def _read_torch(path: Path | io.BytesIO) -> Any:
     try:
         with torch.serialization.safe_globals(_numpy_globals()):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except Exception as error:  # a damaged file can fail in any way
+        asked = re.search(r"(?:GLOBAL|function|class|type) (\S+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and asked:
+            raise CheckpointError(
+                f"{_name(path)} asks for {asked[1]}, which is no part of a tensor, and was not "
+                "loaded. Save its weights alone, where you trust it: "
+                "torch.save(model.state_dict(), path)."
+            ) from error
         reason = str(error).partition("\n")[0]
-        raise CheckpointError(
-            f"{_name(path)} holds more than tensors and was not loaded ({reason}). Save its "
-            "weights alone, where you trust it: torch.save(model.state_dict(), path)."
-        ) from error
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
-        raise CheckpointError(f"{_name(path)} is damaged or no torch file ({error}).") from error
+        raise CheckpointError(f"{_name(path)} is damaged or no torch file ({reason}).") from error
 
 
 def _read_pickle(path: Path) -> Any:
@@ -92,7 +102,8 @@ def _read_pickle(path: Path) -> Any:
             raise CheckpointError(f"{path}: {error}") from error
         except Exception as error:  # a damaged pickle can fail in any way
             raise CheckpointError(f"{path} is damaged or no pickle ({error}).") from error
-    return _read_torch(path) if content == _TORCH_MAGIC else content
+    old_torch = isinstance(content, int) and content == _TORCH_MAGIC
+    return _read_torch(path) if old_torch else content
 
 
 class RestrictedUnpickler(pickle.Unpickler):
@@ -148,28 +159,41 @@ def _numpy_globals() -> list[Any]:
 
 def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
     """The mapping of keys to tensors inside what a file held."""
-    for wrapper in _WRAPPERS:
-        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
-            content = content[wrapper]
-            break
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, no mapping of weights.")
-    found = {str(key): _tensor(value) for key, value in content.items()}
-    weights = {key: value for key, value in found.items() if value is not None}
+    weights = _unwrapped(content)
     if not weights:
-        keys = ", ".join(list(found)[:8]) or "nothing"
+        keys = ", ".join(str(key) for key in list(content)[:8]) or "nothing"
         raise CheckpointError(f"{path} holds no weights; its keys: {keys}.")
-    if all(key.startswith("module.") for key in weights):  # saved from a data-parallel wrapper
-        weights = {key.removeprefix("module."): value for key, value in weights.items()}
+    for prefix in _PREFIXES:
+        if all(key.startswith(prefix) for key in weights):
+            weights = {key.removeprefix(prefix): value for key, value in weights.items()}
     return weights
+
+
+def _unwrapped(content: Mapping[Any, Any], depth: int = 2) -> dict[str, Tensor]:
+    """The weights under the first wrapper that has some, or those beside the wrappers."""
+    if depth:
+        for wrapper in _WRAPPERS:
+            if isinstance(content.get(wrapper), Mapping):
+                inside = _unwrapped(content[wrapper], depth - 1)
+                if inside:
+                    return inside
+    found = {str(key): _tensor(value) for key, value in content.items()}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _tensor(value: Any) -> Tensor | None:
     if isinstance(value, Tensor):
         return value.detach()
-    if isinstance(value, np.ndarray | np.generic) and np.asarray(value).dtype.kind in "fiub":
-        return torch.from_numpy(np.array(value))
-    return None
+    if not isinstance(value, np.ndarray | np.generic):
+        return None
+    array = np.array(value)
+    if array.dtype.kind not in "fiub":
+        return None
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # torch has no longer numbers
+        array = array.astype(np.float64)
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
 def _name(path: Path | io.BytesIO) -> str:

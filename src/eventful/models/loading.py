@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from eventful.models.vitdet.backbone import BackboneConfig, ViTDetBackbone
 from eventful.models.vitdet.model import ViTDet, ViTDetConfig, detector_config
 from eventful.models.vivit.model import ViViT, ViViTConfig
 
-_HEAD_DIM = 64  # of every published model; files do not state it where there are no tables
+_HEAD_DIM = 64  # of every published ViViT; its files do not state it
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,10 @@ def convert_checkpoint(
         config = _CONFIGS[rules.model](state)
         with torch.device("meta"):
             expected = build(rules.model, config).state_dict()
-    except (KeyError, IndexError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, IndexError, ValueError, ZeroDivisionError, RuntimeError) as error:
         raise CheckpointError(
-            f"The file lacks keys without which the model's sizes are unknown ({error}).\n{report}"
+            "The model's sizes cannot be read off the file: a key they follow from is missing or "
+            f"of another shape ({error}).\n{report}"
         ) from error
     if rules.model == "vitdet-backbone":
         state, report = _without_prefix(state, report)
@@ -65,12 +66,19 @@ def convert_checkpoint(
 
 
 def save(converted: Converted, path: str | Path) -> None:
-    """Write safetensors that `load_model` reads; they also say which model they are for."""
+    """Write safetensors that `load_model` reads, whole or not at all.
+
+    They also say which model they are for.
+    """
     from safetensors.torch import save_file
 
+    path = Path(path)
     about = {"model": converted.kind, "config": converted.config}
     tensors = {key: value.contiguous().clone() for key, value in converted.state.items()}
-    save_file(tensors, str(path), metadata={"eventful": json.dumps(about)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    save_file(tensors, str(partial), metadata={"eventful": json.dumps(about)})
+    partial.replace(path)
 
 
 def load_model(path: str | Path, **overrides: Any) -> nn.Module:
@@ -80,18 +88,7 @@ def load_model(path: str | Path, **overrides: Any) -> nn.Module:
         overrides: fields of the model's configuration to change, such as `size=672`; for a
             detector, those of its backbone.
     """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("eventful", "null"))
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is no readable safetensors file ({error}).") from error
-    if about is None:
-        raise CheckpointError(
-            f"{path} does not say which model it is for. Make it with `eventful weights convert`, "
-            "or build the model yourself and call load_weights."
-        )
+    about = _about(path)
     config = dict(about["config"])
     inner = dict(config["backbone"]) if "backbone" in config else config
     unknown = sorted(set(overrides) - set(inner))
@@ -101,6 +98,24 @@ def load_model(path: str | Path, **overrides: Any) -> nn.Module:
     model = build(about["model"], {**config, "backbone": inner} if "backbone" in config else inner)
     load_weights(model, path)
     return model.eval()
+
+
+def _about(path: str | Path) -> dict[str, Any]:
+    """What a file that `save` wrote says of its model."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            written = (file.metadata() or {}).get("eventful", "null")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is no readable safetensors file ({error}).") from error
+    about = json.loads(written)
+    if about is None:
+        raise CheckpointError(
+            f"{path} does not say which model it is for. Make it with `eventful weights convert`, "
+            "or build the model yourself and call load_weights."
+        )
+    return dict(about)
 
 
 def load_weights(
@@ -134,13 +149,18 @@ def load_weights(
 
 def build(kind: str, config: dict[str, Any]) -> nn.Module:
     """A model with random weights from the name and configuration in a file."""
-    if kind == "vitdet":
-        return ViTDet(ViTDetConfig.from_dict(config))
-    if kind == "vitdet-backbone":
-        return ViTDetBackbone(BackboneConfig(**config))
-    if kind == "vivit":
-        return ViViT(ViViTConfig.from_dict(config))
-    raise CheckpointError(f"No model {kind!r} here; the file is from another version of eventful.")
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "vitdet": lambda: ViTDet(ViTDetConfig.from_dict(config)),
+        "vitdet-backbone": lambda: ViTDetBackbone(BackboneConfig(**config)),
+        "vivit": lambda: ViViT(ViViTConfig.from_dict(config)),
+    }
+    try:
+        return makers[kind]()
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"No {kind!r} with such settings here ({error}): the file is from another version of "
+            "eventful. Convert the published file again."
+        ) from error
 
 
 def _renamed(
@@ -208,35 +228,37 @@ def _backbone_config(state: Mapping[str, Tensor]) -> dict[str, Any]:
         for i in range(depth)
         if f"backbone.blocks.{i}.attn.rel_pos_h" in state
     }
-    config: dict[str, Any] = {
+    if not tables:
+        raise CheckpointError(
+            "The file has no relative position tables, and without them it does not tell which "
+            "blocks attend in windows. Build the model yourself, ViTDetBackbone(BackboneConfig(...,"
+            " relative=False)), and call load_weights on it with the layout's name."
+        )
+    window, trained = min(tables.values()), max(tables.values())
+    columns = state[f"backbone.blocks.{min(tables)}.attn.rel_pos_h"].shape[1]
+    return {
         "patch": patch,
         "channels": channels,
         "dim": dim,
         "depth": depth,
+        "heads": dim // columns,
         "mlp_ratio": state["backbone.blocks.0.mlp.fc1.weight"].shape[0] / dim,
         "pretrained_grid": side,
         "class_slot": positions.shape[1] > side * side,
-        "relative": bool(tables),
-        "heads": max(1, dim // _HEAD_DIM),
+        "relative": True,
+        "window": window,
+        "trained_size": trained * patch,
+        "size": trained * patch,
+        # Tables of one size are those of global blocks: a ViTDet has some.
+        "global_blocks": tuple(i for i, side in tables.items() if side == trained),
     }
-    if tables:
-        window, trained = min(tables.values()), max(tables.values())
-        columns = next(state[k].shape[1] for k in state if k.endswith("rel_pos_h"))
-        config |= {
-            "heads": dim // columns,
-            "window": window,
-            "trained_size": trained * patch,
-            "size": trained * patch,
-            "global_blocks": tuple(i for i, side in tables.items() if side != window),
-        }
-    return config
 
 
 def _vitdet_config(state: Mapping[str, Tensor]) -> dict[str, Any]:
     backbone = _backbone_config(state)
     stages = _count(state, "heads.stages.")
     classes = state["heads.stages.0.scores.weight"].shape[0] - 1
-    size = backbone.pop("size", 1024)
+    size = backbone.pop("size")
     cascade = stages > 1
     config = detector_config(classes, size, cascade, "linear" if cascade else "bicubic", **backbone)
     heads = replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,9 @@ def save(checkpoint: Checkpoint, folder: Path, *, keep: int, lasting: bool) -> P
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{checkpoint.position.step:08d}.pt"
-    content = {**vars(checkpoint), "position": asdict(checkpoint.position), "lasting": lasting}
+    content = {**vars(checkpoint), "position": asdict(checkpoint.position)}
+    for left in folder.glob("*.partial"):  # of a process that was stopped while it wrote
+        left.unlink()
     partial = path.with_suffix(".partial")
     torch.save(content, partial)
     with partial.open("rb") as file:
@@ -83,13 +86,39 @@ def load(path: Path) -> Checkpoint:
     """Read a checkpoint onto the CPU; no code in the file is run."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-        content.pop("lasting")
         return Checkpoint(**{**content, "position": Position(**content["position"])})
-    except Exception as error:
+    except Exception as error:  # a damaged file can fail in any way
+        reason = str(error).partition("\n")[0]
         raise CheckpointError(
-            f"{path} is no checkpoint of a training run ({error}). Remove it to go on from the one "
-            "before."
+            f"{path} is damaged or no checkpoint of a training run ({reason})."
         ) from error
+
+
+def newest(folder: Path) -> tuple[Path, Checkpoint] | None:
+    """The newest checkpoint that can be read; None where there is none at all.
+
+    Damaged ones after it are renamed, so that nothing takes them for checkpoints again.
+
+    Raises:
+        CheckpointError: there are some, and all are damaged.
+    """
+    damaged: list[tuple[Path, CheckpointError]] = []
+    for path in reversed(found(folder)):
+        try:
+            saved = load(path)
+        except CheckpointError as error:
+            damaged.append((path, error))
+            continue
+        for broken, why in damaged:
+            broken.replace(broken.with_suffix(".damaged"))
+            broken.with_suffix(".lasting").unlink(missing_ok=True)
+            warnings.warn(f"{why} Going on from {path.name}, the one before.", stacklevel=2)
+        return path, saved
+    if damaged:
+        raise CheckpointError(
+            f"{damaged[0][1]} No other checkpoint there can be read: remove {folder} to start anew."
+        )
+    return None
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

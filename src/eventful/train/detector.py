@@ -17,7 +17,7 @@ from eventful.errors import CheckpointError, ConfigError
 from eventful.evaluate.metrics import Detections, coco_map50, fgfa_map50
 from eventful.models.layouts import LayoutReport
 from eventful.models.loading import load_model, load_weights
-from eventful.models.vitdet import ViTDet
+from eventful.models.vitdet import HeadConfig, ViTDet, ViTDetConfig
 from eventful.train.engine import Habits, Moment, Trainer
 from eventful.train.export import save_model
 from eventful.train.frames import (
@@ -32,14 +32,16 @@ from eventful.train.processes import Processes
 from eventful.train.recipes import VID, Recipe
 
 Frozen = Literal["nothing", "backbone"]
+Heads = Literal["same", "faster"]
 
 
 @dataclass(frozen=True)
 class DetectorPlan:
     """What to train a detector on, and how.
 
-    The thinning of VID and DET is that of the works the paper follows (FGFA): videos are long and
-    alike from frame to frame, and a few classes of DET have far more images than the others.
+    VID and DET are thinned, because videos are alike from frame to frame and some classes of DET
+    have far more images than others. How far is a choice of ours: the paper names the protocols it
+    follows and no numbers.
 
     Attributes:
         data: folder of the dataset, or a COCO-style JSON file.
@@ -50,6 +52,8 @@ class DetectorPlan:
         val_split: to score on after each epoch; None does not.
         val_frames: at most so many frames of each of its videos.
         size: side of the padded square; None for the model's own.
+        heads: `same` as those of the weights, or `faster`: the Faster R-CNN of the paper's VID
+            detector, whatever the weights have, e.g. COCO's cascade.
         freeze: what keeps its weights.
         drop_path: of the backbone, see `eventful.models.blocks.Block`.
     """
@@ -62,6 +66,7 @@ class DetectorPlan:
     val_split: str | None = None
     val_frames: int | None = None
     size: int | None = None
+    heads: Heads = "same"
     freeze: Frozen = "nothing"
     drop_path: float = 0.0
     augment: Augment = field(default_factory=Augment)
@@ -70,6 +75,8 @@ class DetectorPlan:
         object.__setattr__(self, "also", tuple(self.also))
         if self.freeze not in ("nothing", "backbone"):
             raise ConfigError(f"freeze is 'nothing' or 'backbone', not {self.freeze!r}.")
+        if self.heads not in ("same", "faster"):
+            raise ConfigError(f"heads is 'same' or 'faster', not {self.heads!r}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; without the place of the data, which may move."""
@@ -89,11 +96,17 @@ class DetectorObjective(nn.Module):
 
 
 def start_from(
-    weights: Path, classes: int, *, size: int | None = None, drop_path: float = 0.0
+    weights: Path,
+    classes: int,
+    *,
+    size: int | None = None,
+    drop_path: float = 0.0,
+    heads: Heads = "same",
 ) -> tuple[ViTDet, LayoutReport]:
     """The detector of a file with heads for `classes` classes.
 
-    Layers of another number of classes start anew; the report says which.
+    Layers of another number of classes start anew; the report says which. A mask head would have to
+    as well, and there is no loss to teach it: then the detector does without.
     """
     overrides: dict[str, Any] = {"drop_path": drop_path}
     known = load_model(weights, **overrides, **({} if size is None else {"size": size}))
@@ -102,9 +115,24 @@ def start_from(
             f"{weights} holds a {type(known).__name__}; to train a detector give the weights of a "
             "whole ViTDet (eventful weights convert)."
         )
-    config = replace(known.config, heads=replace(known.config.heads, classes=classes))
-    model = ViTDet(config)
+    config = known.config
+    if heads == "faster":
+        config = faster_rcnn(config)
+    masks = config.heads.masks and config.heads.classes == classes
+    model = ViTDet(replace(config, heads=replace(config.heads, classes=classes, masks=masks)))
     return model, load_weights(model, weights, strict=False)
+
+
+def faster_rcnn(config: ViTDetConfig) -> ViTDetConfig:
+    """The paper's VID detector around a backbone; what has to fit the weights stays."""
+    trunk, usual, heads = config.backbone, ViTDetConfig(), config.heads
+    scale = trunk.trained_size / usual.backbone.trained_size
+    return ViTDetConfig(
+        replace(trunk, rel_pos_resize="bicubic"),
+        HeadConfig(heads.classes, convs=heads.convs, hidden=heads.hidden),
+        config.channels,
+        short_edge=round(usual.short_edge * scale),
+    )
 
 
 def parameter_groups(model: ViTDet, layer_decay: float) -> list[dict[str, Any]]:
@@ -167,14 +195,17 @@ def train_detector(
     videos, frames = training_frames(plan, on_problem)
     torch.manual_seed(recipe.seed)  # the layers that start anew
     model, report = start_from(
-        weights, len(videos.classes), size=plan.size, drop_path=plan.drop_path
+        weights,
+        len(videos.classes),
+        size=plan.size,
+        drop_path=plan.drop_path,
+        heads=plan.heads,
     )
     freeze(model, plan.freeze)
-    backbone = model.config.backbone
-    short = round(model.config.short_edge * backbone.size / backbone.trained_size)
+    size, short = model.config.backbone.size, model.config.short_side
     trainer = Trainer(
         DetectorObjective(model),
-        FrameExamples(frames, backbone.size, short, plan.augment, recipe.seed),
+        FrameExamples(frames, size, short, plan.augment, recipe.seed, on_problem),
         recipe,
         folder,
         processes,

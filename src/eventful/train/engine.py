@@ -237,19 +237,17 @@ class Trainer:
         self.processes.wait()
 
     def _resume(self) -> None:
-        there = checkpoints.found(self.folder / "checkpoints")
-        if not there:
+        # The first process chooses: each for itself, they could come to different ones.
+        chosen = checkpoints.newest(self.folder / "checkpoints") if self.processes.first else None
+        path = self.processes.gather(chosen and chosen[0])[0]
+        if path is None:
             return
-        saved = checkpoints.load(there[-1])
+        saved = chosen[1] if chosen else checkpoints.load(path)
         if saved.about != self.about:
-            different = sorted(
-                key
-                for key in {*saved.about, *self.about}
-                if saved.about.get(key) != self.about.get(key)
-            )
+            different = ", ".join(_differences(saved.about, self.about))
             raise CheckpointError(
-                f"{self.folder} holds a run that differs in {', '.join(different)}. Give another "
-                "folder, or the settings it was started with (settings.json)."
+                f"{self.folder} holds a run that differs in {different}. Give another folder, or "
+                "the settings it was started with (settings.json)."
             )
         self.objective.load_state_dict(saved.model)
         self.optimizer.load_state_dict(saved.optimizer)
@@ -257,6 +255,17 @@ class Trainer:
         self.position = saved.position
         if len(saved.random) == self.processes.world:
             checkpoints.restore_random(saved.random[self.processes.rank], self.processes.device)
+
+
+def _differences(there: Any, here: Any, name: str = "") -> list[str]:
+    """Which settings of two runs are not the same, and what they are."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        keys = sorted({*there, *here})
+        parts = (_differences(there.get(k), here.get(k), f"{name}.{k}".strip(".")) for k in keys)
+        return [line for part in parts for line in part]
+    if there == here:
+        return []
+    return [f"{name} ({str(there)[:60]} there, {str(here)[:60]} here)"]
 
 
 def _named(values: dict[str, float], split: str) -> dict[str, float]:

@@ -12,9 +12,6 @@ from eventful.models.vivit import ViViT
 
 def save_model(model: ViTDet | ViViT, path: Path) -> None:
     """Write the weights and the configuration of a model, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     kind = "vitdet" if isinstance(model, ViTDet) else "vivit"
     state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
-    partial = path.with_suffix(".partial")
-    save(Converted(kind, model.config.to_dict(), state, LayoutReport("own")), partial)
-    partial.replace(path)
+    save(Converted(kind, model.config.to_dict(), state, LayoutReport("own")), path)

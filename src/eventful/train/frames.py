@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eventful.data import Box, Video, VideoSet
-from eventful.errors import ConfigError
+from eventful.data import Box, Frame, Video, VideoSet
+from eventful.data.problems import OnProblem, stop
+from eventful.errors import ConfigError, DamagedMediaError, MissingFileError
 from eventful.models.vitdet import Placement, Target, prepare
 from eventful.models.vitdet.boxes import clip, nonempty
 from eventful.train.samples import chance
@@ -46,8 +48,12 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""
-        targets = tuple(Target(t.boxes.to(device), t.labels.to(device)) for t in self.targets)
+        targets = tuple(target.to(device) for target in self.targets)
         return Batch(self.pixels.to(device, non_blocking=True), targets, self.placements)
+
+    def pin_memory(self) -> Batch:
+        """With pixels that can be copied to a GPU in the background; DataLoader calls this."""
+        return replace(self, pixels=self.pixels.pin_memory())
 
 
 Example = tuple[Tensor, Target, Placement]
@@ -56,11 +62,11 @@ Example = tuple[Tensor, Target, Placement]
 class FrameExamples:
     """Frames of videos, padded to a square, with the objects in them.
 
-    A box to be ignored is left out: its place counts as background.
-
     Args:
         frames: (video, position) of each.
         short: length of a frame's short edge, as in `eventful.models.vitdet.prepare`.
+        on_problem: told of a frame that cannot be read. If it does not raise, the next frame of
+            the list takes its place.
     """
 
     def __init__(
@@ -70,43 +76,60 @@ class FrameExamples:
         short: int,
         augment: Augment | None = None,
         seed: int = 0,
+        on_problem: OnProblem = stop,
     ) -> None:
-        self.frames, self.size, self.short = frames, size, short
+        self.frames, self.size, self.short, self.on_problem = frames, size, short, on_problem
         self.augment, self.seed, self.epoch = augment or Augment(), seed, 0
 
     def __len__(self) -> int:
         return len(self.frames)
 
     def __getitem__(self, index: int) -> Example:
-        video, position = self.frames[index]
-        frame = video.frame(position)
-        boxes, labels = _arrays(frame.boxes)
+        frame = self._readable(index)
+        boxes, labels, ignored = _arrays(frame.boxes)
         draw = chance(self.seed, self.epoch, index)
         mirrored, size = torch.rand(2, generator=draw).tolist()
         pixels = frame.pixels
         if mirrored < self.augment.flip:
-            pixels, boxes = flipped(pixels, boxes)
+            width = pixels.shape[-1]
+            pixels = pixels.flip(-1)
+            boxes, ignored = flipped(boxes, width), flipped(ignored, width)
         low, high = self.augment.scale
         factor = low + (high - low) * size
         side = max(1, round(self.size * factor))
         image, placement = prepare(pixels, side, max(1, round(self.short * factor)))
         padded = F.pad(image[0], (0, self.size - side, 0, self.size - side))
-        moved = clip(placement.into(boxes), placement.content)
+        moved, spared = (clip(placement.into(b), placement.content) for b in (boxes, ignored))
         seen = nonempty(moved)
-        return padded, Target(moved[seen], labels[seen]), placement
+        target = Target(moved[seen], labels[seen], spared[nonempty(spared)])
+        return padded, target, placement
+
+    def _readable(self, index: int) -> Frame:
+        """A frame, or the first after it that can be read."""
+        for offset in range(len(self.frames)):
+            video, position = self.frames[(index + offset) % len(self.frames)]
+            try:
+                return video.frame(position)
+            except (DamagedMediaError, MissingFileError) as error:
+                self.on_problem(error)
+                warnings.warn(f"{error}; another frame is taken instead.", stacklevel=2)
+        raise DamagedMediaError("None of the frames to train on can be read.")
 
 
-def flipped(pixels: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """A frame (3, H, W) and its boxes (n, 4), mirrored."""
-    width = pixels.shape[-1]
+def flipped(boxes: Tensor, width: int) -> Tensor:
+    """The boxes (n, 4) of a mirrored frame."""
     x1, y1, x2, y2 = boxes.unbind(dim=1)
-    return pixels.flip(-1), torch.stack([width - x2, y1, width - x1, y2], dim=1)
+    return torch.stack([width - x2, y1, width - x1, y2], dim=1)
 
 
-def _arrays(boxes: Iterable[Box]) -> tuple[Tensor, Tensor]:
-    kept = [box for box in boxes if not box.ignore]
-    corners = torch.tensor([(b.x1, b.y1, b.x2, b.y2) for b in kept], dtype=torch.float32)
-    return corners.reshape(-1, 4), torch.tensor([b.label for b in kept], dtype=torch.int64)
+def _arrays(boxes: Iterable[Box]) -> tuple[Tensor, Tensor, Tensor]:
+    """Boxes (n, 4) and labels (n,) of the objects, and the boxes (k, 4) to be ignored."""
+    every = list(boxes)
+    corners = torch.tensor([(b.x1, b.y1, b.x2, b.y2) for b in every], dtype=torch.float32)
+    labels = torch.tensor([b.label for b in every], dtype=torch.int64)
+    spared = torch.tensor([b.ignore for b in every], dtype=torch.bool)
+    corners = corners.reshape(-1, 4)
+    return corners[~spared], labels[~spared], corners[spared]
 
 
 def collate(examples: Sequence[Example]) -> Batch:
@@ -132,7 +155,8 @@ def at_most_per_class(videos: VideoSet, most: int) -> VideoSet:
     seen: Counter[int] = Counter()
     kept = []
     for video in videos:
-        labels = {box.label for box in video.boxes[0]} if video.boxes is not None else set()
+        shown = video.boxes[0] if video.boxes is not None else ()
+        labels = {box.label for box in shown if not box.ignore}
         if any(seen[label] < most for label in labels):
             seen.update(labels)
             kept.append(video)

@@ -63,4 +63,4 @@ def _board(folder: Path, step: int) -> Any:
         return None
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+    return SummaryWriter(str(folder), purge_step=step + 1)

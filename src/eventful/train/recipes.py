@@ -49,6 +49,8 @@ class Recipe:
             raise ConfigError("A recipe needs lr > 0, and weight_decay and warmup from 0 up.")
         if not 0 < self.layer_decay <= 1 or not 0 <= self.dropout < 1:
             raise ConfigError("A recipe needs layer_decay in (0, 1] and dropout in [0, 1).")
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigError(f"clip of a recipe is {self.clip}; give more than 0, or None.")
         if self.precision not in get_args(Precision):
             raise ConfigError(f"precision is one of {', '.join(get_args(Precision))}.")
 

@@ -199,7 +199,7 @@ class TemporalTuning:
             workers=self.workers,
             tell=lambda done, count: self.tell(what, done, count),
         )
-        self.skipped += cache.skipped()
+        self.skipped += [line for line in cache.skipped() if line not in self.skipped]
         return cached
 
     def run(
@@ -215,7 +215,7 @@ class TemporalTuning:
         val = self.vectors(self.val_videos, plan.val_views)
         objective = TemporalObjective(self.model, recipe.dropout).to(processes.device)
         shares = plan.budgets if plan.r is not None else (1.0,)
-        scores = [self._scored(objective, share, "before", val) for share in (1.0,)]
+        scores = [self._scored(objective, 1.0, "before", val)]
         trainer = Trainer(
             objective,
             VectorExamples(train, len(plan.train_views), recipe.seed),

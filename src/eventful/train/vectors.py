@@ -100,7 +100,8 @@ class VectorCache:
     ) -> list[Cached]:
         """Compute what is not there yet, this process's share of it, and list all that is there.
 
-        A damaged or missing video is noted in a file ending in `.skipped`, and left out.
+        A damaged or missing video is noted in a file ending in `.skipped`, and left out; remove
+        the file to try it again.
 
         Args:
             workers: threads that decode ahead.
@@ -136,7 +137,9 @@ class VectorCache:
         if processes.first:
             self.folder.mkdir(parents=True, exist_ok=True)
             if not path.exists():
-                path.write_text(json.dumps(about, indent=1) + "\n")
+                partial = path.with_suffix(".partial")
+                partial.write_text(json.dumps(about, indent=1) + "\n")
+                partial.replace(path)
         processes.wait()
         there = json.loads(path.read_text())
         if there != json.loads(json.dumps(about)):

@@ -44,6 +44,20 @@ def iou(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(inter > 0, inter / union, inter.new_zeros(()))
 
 
+def paired_iou(a: Tensor, b: Tensor) -> Tensor:
+    """Intersection over union (N,) of each pair of boxes (N, 4); 0 where both are empty."""
+    inter = _intersection(a, b)
+    return torch.where(inter > 0, inter / (area(a) + area(b) - inter), inter.new_zeros(()))
+
+
+def covered(boxes: Tensor, by: Tensor) -> Tensor:
+    """The largest share (N,) of each box (N, 4) that lies in one of the boxes `by` (M, 4)."""
+    if not len(by):
+        return boxes.new_zeros(len(boxes))
+    inter = _intersection(boxes[:, None], by[None]).amax(dim=1)
+    return torch.where(inter > 0, inter / area(boxes), inter.new_zeros(()))
+
+
 def giou_loss(a: Tensor, b: Tensor, eps: float = 1e-7) -> Tensor:
     """1 - generalised IoU (N,) of each pair of boxes (N, 4)."""
     inter = _intersection(a, b)
@@ -123,7 +137,7 @@ def match(overlap: Tensor, low: float, high: float, *, rescue: bool = False) -> 
         low: below it a candidate is background; between the two it is ignored.
         high: from it on a candidate is foreground.
         rescue: also make the best candidates of each ground truth foreground, so that none
-            goes without.
+            goes without that any candidate touches.
     """
     truths, candidates = overlap.shape
     if not truths:
@@ -135,7 +149,7 @@ def match(overlap: Tensor, low: float, high: float, *, rescue: bool = False) -> 
     label[best >= high] = FOREGROUND
     if rescue and candidates:
         most = overlap.max(dim=1, keepdim=True).values
-        label[(overlap == most).any(dim=0)] = FOREGROUND
+        label[((overlap == most) & (most > 0)).any(dim=0)] = FOREGROUND
     return Matches(index, label)
 
 

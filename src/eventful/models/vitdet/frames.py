@@ -77,10 +77,23 @@ class Target:
     Attributes:
         boxes: (n, 4).
         labels: (n,) class, from 0.
+        ignored: (k, 4) where what is found is neither right nor wrong: crowds, objects nobody
+            marked with certainty.
     """
 
     boxes: Tensor
     labels: Tensor
+    ignored: Tensor | None = None
+
+    def to(self, device: torch.device) -> Target:
+        """The same on a device."""
+        ignored = None if self.ignored is None else self.ignored.to(device)
+        return Target(self.boxes.to(device), self.labels.to(device), ignored)
+
+    def usable(self) -> Target:
+        """Without boxes that have no area: no candidate can be matched to them."""
+        fine = box.nonempty(self.boxes)
+        return replace(self, boxes=self.boxes[fine], labels=self.labels[fine])
 
 
 def fitted_size(original: tuple[int, int], short: int, long: int) -> tuple[int, int]:

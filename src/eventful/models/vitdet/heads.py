@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from eventful.errors import ConfigError
 from eventful.models.vitdet import boxes as box
 from eventful.models.vitdet.frames import Detections, Target
 from eventful.models.vitdet.losses import BoxLoss, Sampling, box_losses, label_candidates
@@ -51,6 +52,16 @@ class HeadConfig:
     positive: float = 0.25
     box_loss: BoxLoss = "giou"
     box_loss_weight: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.stages <= len(CASCADE_IOU):
+            raise ConfigError(f"{self.stages} box stages; a cascade has 1 to 3.")
+        if self.stages > 1 and not self.shared_boxes:
+            raise ConfigError("A cascade refines one box per region: give shared_boxes=True.")
+        if self.classes < 1:
+            raise ConfigError(f"{self.classes} classes; a detector tells at least one.")
+        if self.box_loss not in get_args(BoxLoss):
+            raise ConfigError(f"box_loss is one of {', '.join(get_args(BoxLoss))}.")
 
 
 class BoxStage(nn.Module):

@@ -27,6 +27,8 @@ class Sampling:
         low: IoU below which a candidate is background.
         high: IoU from which it is foreground; between the two it is ignored.
         rescue: the best candidate of each object is foreground, whatever its IoU.
+        ignore: a candidate that is not foreground is ignored, too, from this share of its area on
+            that lies in one box to be ignored.
     """
 
     count: int
@@ -34,10 +36,17 @@ class Sampling:
     low: float
     high: float
     rescue: bool = False
+    ignore: float = 0.5
 
-    def match(self, truth: Tensor, candidates: Tensor) -> box.Matches:
-        """Candidates (N, 4) against ground truth (n, 4)."""
-        return box.match(box.iou(truth, candidates), self.low, self.high, rescue=self.rescue)
+    def match(self, target: Target, candidates: Tensor) -> box.Matches:
+        """Candidates (N, 4) against the objects and the places to be ignored of an image."""
+        overlap = box.iou(target.boxes.to(candidates), candidates)
+        found = box.match(overlap, self.low, self.high, rescue=self.rescue)
+        if target.ignored is None or not len(target.ignored):
+            return found
+        spared = box.covered(candidates, target.ignored.to(candidates)) >= self.ignore
+        spared &= found.label != box.FOREGROUND
+        return box.Matches(found.index, found.label.masked_fill(spared, box.IGNORED))
 
     def draw(self, label: Tensor) -> tuple[Tensor, Tensor]:
         """Indices of a random choice among the foreground, and among the background."""
@@ -64,7 +73,7 @@ def rpn_losses(
     objectness, distance = logits.sum() * 0, codes.sum() * 0
     for image, target in enumerate(targets):
         with torch.no_grad():
-            matches = sampling.match(target.boxes, anchors)
+            matches = sampling.match(target, anchors)
             foreground, background = sampling.draw(matches.label)
         chosen = torch.cat([foreground, background])
         truth = (torch.arange(len(chosen), device=chosen.device) < len(foreground)).float()
@@ -97,14 +106,20 @@ class Sampled:
 def label_candidates(
     candidates: Tensor, target: Target, sampling: Sampling, classes: int, *, choose: bool = True
 ) -> Sampled:
-    """Match candidates to an image's objects; `choose` also samples them, with the objects in."""
+    """Match candidates to an image's objects and leave out those to be ignored.
+
+    Args:
+        choose: also sample them, with the objects themselves among them.
+    """
     if choose:
         candidates = torch.cat([candidates, target.boxes.to(candidates)])
-    matches = sampling.match(target.boxes, candidates)
+    matches = sampling.match(target, candidates)
     if choose:
         chosen = torch.cat(sampling.draw(matches.label))
-        candidates = candidates[chosen]
-        matches = box.Matches(matches.index[chosen], matches.label[chosen])
+    else:
+        chosen = (matches.label != box.IGNORED).nonzero()[:, 0]
+    candidates = candidates[chosen]
+    matches = box.Matches(matches.index[chosen], matches.label[chosen])
     if not len(target.boxes):
         return Sampled(candidates, torch.full_like(matches.index, classes), candidates)
     labels = target.labels[matches.index].clone()

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from eventful.errors import ConfigError
+from eventful.errors import ConfigError, FrameError
 from eventful.models.blocks import Resize
 from eventful.models.vitdet.backbone import BackboneConfig, ViTDetBackbone
 from eventful.models.vitdet.frames import Detections, Placement, Target, prepare
@@ -36,8 +36,11 @@ class ViTDetConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "proposals", tuple(self.proposals))
-        if not 1 <= self.heads.stages <= len(CASCADE_IOU):
-            raise ConfigError(f"{self.heads.stages} box stages; a cascade has 1 to 3.")
+
+    @property
+    def short_side(self) -> int:
+        """What the short edge of a frame becomes at the backbone's size."""
+        return max(1, round(self.short_edge * self.backbone.size / self.backbone.trained_size))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -70,14 +73,18 @@ class ViTDet(nn.Module):
 
     def prepare(self, frame: Tensor) -> tuple[Tensor, Placement]:
         """An RGB frame (3, H, W) from 0 to 255 as pixels (1, 3, size, size), and where it lies."""
-        backbone = self.config.backbone
-        short = round(self.config.short_edge * backbone.size / backbone.trained_size)
-        device = self.backbone.pos_embed.device
-        pixels, placement = prepare(frame.to(device), backbone.size, short)
-        return pixels.to(self.backbone.pos_embed.dtype), placement
+        like, config = self.backbone.pos_embed, self.config
+        pixels, placement = prepare(frame.to(like.device), config.backbone.size, config.short_side)
+        return pixels.to(like.dtype), placement
 
     def features(self, pixels: Tensor) -> list[Tensor]:
         """The maps p2 to p6."""
+        least = 2 * self.config.backbone.patch
+        if pixels.dim() != 4 or not len(pixels) or min(pixels.shape[2:]) < least:
+            raise FrameError(
+                f"A detector takes frames (B, 3, height, width) of at least {least} px, got "
+                f"{tuple(pixels.shape)}; `prepare` makes them of a video's."
+            )
         maps: list[Tensor] = self.pyramid(self.backbone(pixels))
         return maps
 
@@ -104,12 +111,16 @@ class ViTDet(nn.Module):
         targets: Sequence[Target],
         placements: Sequence[Placement] | None = None,
     ) -> dict[str, Tensor]:
-        """Losses of the proposal network and of the box heads, each a number to add up."""
+        """Losses of the proposal network and of the box heads, each a number to add up.
+
+        Where a target says to ignore, nothing is learned, unless an object lies there. The mask
+        head has no loss.
+        """
         if len(targets) != len(pixels):
             raise ConfigError(
                 f"{len(targets)} targets for {len(pixels)} frames; pass one for each."
             )
-        sizes = _sizes(pixels, placements)
+        sizes, targets = _sizes(pixels, placements), [target.usable() for target in targets]
         maps = self.features(pixels)
         found = self.rpn(maps)
         proposals = self.rpn.propose(found, sizes)
@@ -118,7 +129,7 @@ class ViTDet(nn.Module):
 
 def _sizes(pixels: Tensor, placements: Sequence[Placement] | None) -> list[tuple[int, int]]:
     if placements is None:
-        return [(pixels.shape[2], pixels.shape[3])] * len(pixels)
+        return [(pixels.shape[-2], pixels.shape[-1])] * len(pixels)
     if len(placements) != len(pixels):
         raise ConfigError(f"{len(placements)} placements for {len(pixels)} frames; pass one each.")
     return [place.content for place in placements]

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from eventful.adapters.torchvision_ops import compiled_ops
 from eventful.models.vitdet.boxes import iou, pyramid_level
 
+_AT_ONCE = 1024  # boxes whose groups share one IoU matrix; beyond, each group has its own
+
 
 def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
     """Indices of the boxes to keep, best first: none overlaps a better kept one above `threshold`.
@@ -26,15 +28,20 @@ def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
     return nms_plain(boxes, scores, threshold)
 
 
-def nms_plain(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
-    """`nms` without compiled operators.
+def nms_plain(
+    boxes: Tensor, scores: Tensor, threshold: float, groups: Tensor | None = None
+) -> Tensor:
+    """`nms` without compiled operators, within each of the `groups` (N,) if given.
 
     Greedy suppression as a fixed point: a box stays if no better box that stays suppresses it.
     Each round settles at least the next box in order, in practice all after a few rounds.
     """
     order = scores.argsort(descending=True, stable=True)
-    ranked = boxes[order].float()
-    suppresses = (iou(ranked, ranked) > threshold).triu(diagonal=1).float()
+    ranked = boxes[order].to(torch.promote_types(boxes.dtype, torch.float32))
+    overlaps = iou(ranked, ranked) > threshold
+    if groups is not None:
+        overlaps &= groups[order][:, None] == groups[order][None]
+    suppresses = overlaps.triu(diagonal=1).float()
     stays = torch.ones(len(order), device=boxes.device)
     while True:
         settled = ((stays @ suppresses) == 0).float()
@@ -45,19 +52,36 @@ def nms_plain(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
 
 def grouped_nms(boxes: Tensor, scores: Tensor, groups: Tensor, threshold: float) -> Tensor:
     """`nms` within each group (class or pyramid level) apart; indices, best of all first."""
+    ops = compiled_ops()
+    if ops is not None and len(boxes):
+        found: Tensor = ops.nms(_moved_apart(boxes, groups), scores.double(), threshold)
+        return found
+    if len(boxes) <= _AT_ONCE:
+        return nms_plain(boxes, scores, threshold, groups)
     kept = torch.zeros_like(groups, dtype=torch.bool)
     for group in groups.unique():
         members = (groups == group).nonzero()[:, 0]
-        kept[members[nms(boxes[members], scores[members], threshold)]] = True
+        kept[members[nms_plain(boxes[members], scores[members], threshold)]] = True
     index = kept.nonzero()[:, 0]
     return index[scores[index].argsort(descending=True, stable=True)]
+
+
+def _moved_apart(boxes: Tensor, groups: Tensor) -> Tensor:
+    """Boxes shifted so that those of different groups never meet.
+
+    In double precision: far from the origin single precision would move the corners.
+    """
+    exact = boxes.double()
+    span = exact.amax() - exact.amin() + 1
+    return exact + (groups * span)[:, None]
 
 
 def roi_align(features: Tensor, boxes: Tensor, images: Tensor, output: int, scale: float) -> Tensor:
     """Features (K, C, output, output) inside boxes, read between pixels.
 
     Each bin averages ceil(bin side) samples along each axis, half-pixel aligned: detectron2's
-    ROIAlignV2 with sampling ratio 0.
+    ROIAlignV2 with sampling ratio 0. Boxes are finite, and no larger than an image or so: the work
+    grows with their area.
 
     Args:
         features: (B, C, h, w).
@@ -67,9 +91,10 @@ def roi_align(features: Tensor, boxes: Tensor, images: Tensor, output: int, scal
     """
     ops = compiled_ops()
     if ops is not None:
-        rois = torch.cat([images[:, None].to(boxes.dtype), boxes], dim=1).to(features.dtype)
-        pooled: Tensor = ops.roi_align(features, rois, output, scale, 0, True)
-        return pooled
+        # In single precision whatever the features are: half of it cannot tell pixels apart.
+        rois = torch.cat([images[:, None].float(), boxes.float()], dim=1)
+        pooled: Tensor = ops.roi_align(features.float(), rois, output, scale, 0, True)
+        return pooled.to(features.dtype)
     return roi_align_plain(features, boxes, images, output, scale)
 
 
@@ -78,12 +103,13 @@ def roi_align_plain(
 ) -> Tensor:
     """`roi_align` without compiled operators: every bin is a weighted sum over a bag of pixels.
 
-    The bags differ in size with the boxes; `embedding_bag` sums them without gathering.
+    The bags differ in size with the boxes; `embedding_bag` sums them without gathering. Boxes that
+    are not finite have empty ones, hence zeros.
     """
     channels, height, width = features.shape[1:]
     corner = boxes.float() * scale - 0.5
     sides = (corner[:, 2:] - corner[:, :2]) / output  # of one bin: (K, 2) as x, y
-    samples = sides.ceil().clamp_min(0).to(torch.int64)
+    samples = sides.nan_to_num(0, 0, 0).ceil().clamp_min(0).to(torch.int64)
 
     bins = output * output
     count = samples.prod(dim=1).repeat_interleave(bins)  # samples of each bin, (K * bins,)
@@ -148,6 +174,5 @@ def pool_regions(
     for number, features in enumerate(maps, start=first_level):
         rows = (level == number).nonzero()[:, 0]
         if len(rows):
-            part = roi_align(features, every[rows], images[rows], output, 2.0**-number)
-            pooled = pooled.index_put((rows,), part)
+            pooled[rows] = roi_align(features, every[rows], images[rows], output, 2.0**-number)
     return pooled
