@@ -14,6 +14,7 @@ import eventful
 import miniatures
 import tiny_models
 from eventful.cli.app import app
+from eventful.models.vitdet import Detections
 from eventful.models.vitdet.regions import grouped_nms, roi_align
 
 pytestmark = [
@@ -71,24 +72,75 @@ def test_regions_are_those_of_the_cpu(dtype: torch.dtype) -> None:
     torch.testing.assert_close(made.float().cpu(), wanted, atol=limit, rtol=limit)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_whole_detector_streams(dtype: torch.dtype) -> None:
-    model = tiny_models.detector().to("cuda", dtype).eval()
-    frames = torch.randn(4, 1, 3, 64, 64, device="cuda", dtype=dtype)
-    streams = {
-        preset: eventful.Stream(
-            eventful.convert(model, eventful.Config.preset(preset, eventful.TopR(16)))
-        )
-        for preset in ("fast", "exact", "paper")
-    }
-    for frame in frames:
+def same(got: Detections, wanted: Detections) -> None:
+    torch.testing.assert_close(got.boxes, wanted.boxes, atol=1e-2, rtol=1e-3)
+    torch.testing.assert_close(got.scores, wanted.scores, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("placed", [False, True], ids=["pixels", "pixels and placements"])
+@pytest.mark.parametrize("preset", ["fast", "exact", "paper"])
+def test_a_whole_detector_streams(preset: str, placed: bool) -> None:
+    """Its heads ask the host, so that its blocks alone are recorded."""
+    model = tiny_models.detector().to("cuda").eval()
+    config = eventful.Config.preset(preset, eventful.TopR(16), fallback=False)
+    stream = eventful.Stream(eventful.convert(model, config))
+    frame, place = model.prepare(torch.rand(3, 48, 64) * 255)
+    more = ([place],) if placed else ()
+    for _ in range(6):
+        frame = frame + 0.5 * torch.randn_like(frame)
         with torch.no_grad():
-            (found,) = model(frame)
-        for preset, stream in streams.items():
-            (got,) = stream(frame)
-            assert len(got.scores) > 0, preset
-            if dtype == torch.float32:
-                torch.testing.assert_close(got.boxes, found.boxes, atol=1e-2, rtol=1e-3)
+            (wanted,) = model(frame, *more)
+        (got,) = stream(frame, *more)
+        same(got, wanted)
+    if preset == "fast":
+        works = [w for w in stream._tenancy.residence._works.values() if w.tape is not None]
+        assert works
+        assert all(work.blocks is not None for work in works)
+
+
+@pytest.mark.parametrize("preset", ["fast", "exact"])
+def test_few_tokens_of_a_detector_are_those_of_the_cpu(preset: str) -> None:
+    model = tiny_models.detector().eval()
+    config = eventful.Config.preset(preset, eventful.TopR(5), fallback=False, scene_cut=None)
+    here = eventful.Stream(eventful.convert(model.backbone, config))
+    there_model = tiny_models.detector().cuda().eval()
+    there = eventful.Stream(eventful.convert(there_model, config))
+    frame = torch.randn(1, 3, 64, 64)
+    for t in range(6):
+        frame = frame + 0.3 * torch.randn_like(frame) * (torch.rand(1, 1, 64, 64) > 0.7)
+        with torch.no_grad():
+            maps = model.pyramid(here(frame))
+            sizes = [(64, 64)]
+            (wanted,) = model.heads(maps, model.rpn.propose(model.rpn(maps), sizes), sizes)
+        (got,) = there(frame.cuda())
+        assert len(got.scores) == len(wanted.scores), t
+        torch.testing.assert_close(got.scores.cpu(), wanted.scores, atol=1e-3, rtol=1e-2)
+
+
+def test_a_detector_in_bf16_finds_something() -> None:
+    model = tiny_models.detector().to("cuda", torch.bfloat16).eval()
+    stream = eventful.Stream(eventful.convert(model, eventful.Config.fast(eventful.TopR(4))))
+    for _ in range(4):
+        (found,) = stream(torch.randn(1, 3, 64, 64, device="cuda", dtype=torch.bfloat16))
+        assert len(found.scores) > 0
+        assert torch.isfinite(found.boxes).all()
+
+
+def test_detectors_join_a_batch_late() -> None:
+    model = tiny_models.detector().to("cuda").eval()
+    config = eventful.Config.fast(eventful.TopR(16), fallback=False)
+    batch = eventful.StreamBatch(eventful.convert(model, config))
+    batch.join("a")
+    frames = torch.randn(4, 2, 3, 64, 64, device="cuda")
+    batch(frames[0, :1])
+    batch.join("b")
+    for pair in frames:
+        found = batch(pair)
+        with torch.no_grad():
+            wanted = model(pair)
+        assert len(found) == 2
+        for got, expected in zip(found, wanted, strict=True):
+            same(got, expected)
 
 
 def test_training_a_detector_and_going_on(vid: Path, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ FLOORS = (
         "calls",
         "costs",
         "frames",
+        "recording",
         "snapshot",
         "residence",
         "tenancy",

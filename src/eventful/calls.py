@@ -30,16 +30,18 @@ class Call:
         named = {k: frame if v is self.frame else v for k, v in self.kwargs.items()}
         return Call(self.model, self.method, args, named, frame)
 
-    def key(self) -> Hashable | None:
-        """What two calls must share to be the same work; None if that cannot be told."""
+    @property
+    def plain(self) -> bool:
+        """Whether all arguments but the frame are plain values, which a recorded call repeats."""
+        values = (*self.args, *self.kwargs.values())
+        return all(value is self.frame or _plain(value) for value in values)
+
+    def key(self) -> Hashable:
+        """What calls share that do the same work on their frames; of plain calls, all of it."""
         rest: list[Any] = [self.method]
         for name, value in (*enumerate(self.args), *sorted(self.kwargs.items())):
-            if value is self.frame:
-                rest.append((name, "frame"))
-            elif _plain(value):
-                rest.append((name, type(value).__name__, repr(value)))
-            else:
-                return None
+            kind = "frame" if value is self.frame else type(value).__name__
+            rest.append((name, kind, repr(value) if _plain(value) else None))
         return tuple(rest)
 
 

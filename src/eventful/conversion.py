@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from eventful.footprint import state_bytes
 from eventful.layout import TokenLayout
 from eventful.patches import PatchForward, embeds_patches
 from eventful.spec import BlockSpec
+from eventful.step import Step
 from eventful.weights import count_loads
 
 _MARK = "_eventful"  # attribute of the converted root that holds its Session
@@ -100,6 +102,11 @@ class BlockForward:
         step = self.session.step
         if step is None:
             return type(self.block).forward(self.block, *args, **kwargs)
+        if step.track is not None:
+            return step.track.block(step, self.spec, args, kwargs, partial(self._run, step))
+        return self._run(step, args, kwargs)
+
+    def _run(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         trunk, adapter = self.session.trunks[self.trunk_name]
         spec = self.spec
         call = adapter.read(spec, args, kwargs)

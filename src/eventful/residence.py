@@ -3,7 +3,8 @@
 A step of B streams with M slots to each selection always launches the same kernels on the
 same addresses: frames, dials and the numbers of the streams' slots are copied to fixed places
 first. On CUDA it is recorded on its second use as two graphs, one up to the choice of tokens
-and one for the rest, so that the host learns what was chosen while the blocks still run.
+and one for the rest, so that the host learns what was chosen while the blocks still run. Of a
+model that asks the host itself, as detectors do, the blocks alone are recorded.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from eventful.calls import Call
 from eventful.config import Config
 from eventful.layout import TokenLayout
 from eventful.policies import Dials, Policy, dials_of, refresh_period
+from eventful.recording import Recorded, Recording, Replay, Tape, waits
 from eventful.slots import SlotPool, SlotState
 from eventful.step import BlockRecord, GateRecord, Resident, Step, StepRecord
 from eventful.weights import Census
@@ -82,7 +84,9 @@ class _Work:
     sound: Tensor
     uses: int = 0
     refused: bool = False
-    graphs: tuple[Any, Any] | None = None
+    asks: bool | None = None  # the rest of the model cannot be recorded; None until known
+    blocks: Recording | None = None  # where the blocks alone are recorded
+    tape: Tape | None = None
     result: Any = None
     record: StepRecord | None = None
     numbers: Tensor | None = None  # every count of the record in one tensor
@@ -227,28 +231,40 @@ class Residence:
             self._drop_works()
             self._generation = self.pool.generation
         noisy = any(dial.noise is not None for dial in dials)
-        same = call.key()
         # Stock attention is the faster one for many streams, but knows no slots: work of its own.
         state.fixed = len(state) >= _MANY and state.in_a_row
         where = state.rows[0] if state.fixed else None
-        key = (len(state), width, flush, noisy, maps, same, where, _autocast(call.frame.device))
-        work = self._works.get(key) or _places(call.frame, len(state))
-        if same is not None:
-            self._works[key] = work
+        key = (
+            len(state),
+            width,
+            flush,
+            noisy,
+            maps,
+            call.key(),
+            where,
+            _autocast(call.frame.device),
+        )
+        if key not in self._works:
+            self._works[key] = _places(call.frame, len(state))
+        work = self._works[key]
         work.frame.copy_(call.frame, non_blocking=True)
         host.set_dials(state, dials)
         work.dials.copy_(host.dials, non_blocking=True)
         work.uses += 1
+        work.asks = work.asks if call.plain else True
         cuda = call.frame.is_cuda
 
-        def start(step: Step) -> Any:
-            """The forward call, dials unpacked first."""
+        def unpack(step: Step) -> None:
+            """The dials where the step reads them."""
             whole, real = work.dials[:3].long(), work.dials[3:].float()
             state.slots, state.good = whole[0], None
             resident = step.resident
             assert resident is not None
             resident.turn, resident.cap, resident.level = whole[1], whole[2], real[0]
             resident.noise = real[1:] if noisy else None
+
+        def start(step: Step) -> Any:
+            unpack(step)
             return call.on(work.frame).run()
 
         def fresh() -> Step:
@@ -265,66 +281,80 @@ class Residence:
             host.report.copy_(work.report, non_blocking=True)
             told.append(_mark(cuda))
 
-        if cuda and capture and same is not None and not work.refused:
-            if work.graphs is None and work.uses > 1:
-                self._record(work, call, fresh(), launch, start)
-            if work.graphs is not None:
-                work.graphs[0].replay()
-                tell()
-                work.graphs[1].replay()
-                host.sound.copy_(work.sound, non_blocking=True)
+        def play() -> None:
+            assert work.tape is not None
+            work.tape.play(tell)
+            host.sound.copy_(work.sound, non_blocking=True)
+
+        recordable = cuda and capture and work.uses > 1 and not work.refused
+        if recordable and work.tape is None and work.asks is not None:
+            self._record(work, call, fresh(), launch, unpack)
+        if recordable and work.tape is not None:
+            if work.blocks is None:
+                play()
                 result = pytree.tree_map_only(Tensor, torch.clone, work.result)
-                assert work.numbers is not None
+            else:
+                step = fresh()
+                step.track = Replay(work.blocks, play)
                 assert work.record is not None
-                record = partial(_record_of, work.record, work.counts, work.numbers.clone())
-                if maps:
-                    made = record()
-                    record = partial(lambda value: value, made)
-                return Outcome(result, record, host.report, host.sound, told[0], replayed=True)
+                step.record.gates, step.record.blocks = work.record.gates, work.record.blocks
+                result = launch(step, call.run)
+            assert work.numbers is not None
+            assert work.record is not None
+            record = partial(_record_of, work.record, work.counts, work.numbers.clone())
+            if maps:
+                made = record()
+                record = partial(lambda value: value, made)
+            return Outcome(result, record, host.report, host.sound, told[0], replayed=True)
         step = fresh()
         assert step.resident is not None
         step.resident.gated = tell
-        result = launch(step, lambda: start(step))
+        with waits(cuda and work.asks is None) as found:
+            result = launch(step, lambda: start(step))
+        if work.asks is None and (not found or work.uses > 1):  # at first it may be a compiler
+            work.asks = bool(found)
         host.sound.copy_(work.sound, non_blocking=True)
         return Outcome(
             result, lambda: step.record, host.report, host.sound, told[0] if told else None
         )
 
     def _record(
-        self, work: _Work, call: Call, step: Step, launch: Launch, start: Callable[[Step], Any]
+        self, work: _Work, call: Call, step: Step, launch: Launch, unpack: Callable[[Step], None]
     ) -> None:
         """Record a step that ran before as two graphs; on failure it stays as it is."""
         device = call.frame.device
         self._memory = self._memory or torch.cuda.graph_pool_handle()
         self._side = self._side or torch.cuda.Stream(device)
-        graphs = (torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
-        begun: list[Any] = []
+        tape = Tape(device, self._memory, self._side)
         assert step.resident is not None
+        step.resident.gated = tape.switch
 
-        def begin(graph: Any) -> None:
-            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
-            begun.append(graph)
+        def begin() -> None:
+            tape.begin()
+            unpack(step)
 
-        def switch() -> None:
-            begun.pop().capture_end()
-            begin(graphs[1])
+        def finish() -> None:
+            work.record, work.counts = step.record, _counts(step.record)
+            work.numbers = torch.stack([count.long() for count in work.counts])
+            tape.end()
 
-        step.resident.gated = switch
-        torch.cuda.synchronize(device)
+        def whole() -> Any:
+            begin()
+            result = call.on(work.frame).run()
+            finish()
+            return result
+
         try:
-            with torch.cuda.stream(self._side):
-                begin(graphs[0])
-                work.result = launch(step, lambda: start(step))
-                work.record, work.counts = step.record, _counts(step.record)
-                work.numbers = torch.stack([count.long() for count in work.counts])
-                begun.pop().capture_end()
-            work.graphs = graphs
+            if work.asks:
+                step.track = work.blocks = Recording(begin, finish)
+                with contextlib.suppress(Recorded):
+                    launch(step, call.run)
+            else:
+                work.result = launch(step, whole)
+            work.tape = tape
         except Exception as error:
+            tape.abandon()
             work.refused = True
-            for graph in begun:
-                with contextlib.suppress(Exception):
-                    graph.capture_end()
-            torch.cuda.synchronize(device)
             warnings.warn(
                 "This model's step cannot be recorded as a CUDA graph, so every frame launches "
                 f"its kernels anew. {type(error).__name__}: {str(error)[:300]}",

@@ -232,6 +232,7 @@ class Step:
         cache: values shared by the blocks of one step, e.g. the tokens due for a refresh.
         constants: values that depend on the weights alone, kept from step to step.
         resident: what a step needs that runs without asking the host; None for one that may ask.
+        track: takes over the blocks' calls, to record or to replay them; None to run them.
     """
 
     config: Config
@@ -247,6 +248,7 @@ class Step:
     cache: dict[Any, Any] = field(default_factory=dict)
     constants: dict[Any, Any] = field(default_factory=dict)
     resident: Resident | None = None
+    track: Any = None
 
     def __post_init__(self) -> None:
         self.record = StepRecord(self.config, self.flushing, self.layouts)

@@ -167,7 +167,7 @@ class Tenancy:
         """
         late = [i for i, frames in enumerate(state.frames) if frames < 0]
         rest = [i for i in range(len(state)) if i not in late]
-        if not (late and rest) or call.key() is None:
+        if not (late and rest) or not call.plain:
             plan = _Pass(call, layouts, launch, maps, capture, flush=bool(late), most=most)
             result, record, replayed = self._pass(plan, state, policies)
             worth = (plan.width, plan.flush) if replayed else None
@@ -187,8 +187,9 @@ class Tenancy:
             )
             parts.append(self._pass(plan, part, [policies[i] for i in rows]))
             state.put(rows, part)
-        places = torch.tensor(late + rest, device=call.frame.device).argsort()
-        result = _join([part[0] for part in parts], places, len(state))
+        order = sorted(range(len(state)), key=(late + rest).__getitem__)
+        places = torch.tensor(order, device=call.frame.device)
+        result = _join([part[0] for part in parts], order, places)
         return result, lambda: join_records([part[1]() for part in parts], places), None
 
     def _pass(
@@ -251,13 +252,21 @@ def _among(bad: list[int], state: SlotState) -> str:
     return f" (stream {places} of {len(state)} in the batch)"
 
 
-def _join(results: list[Any], places: Tensor, batch: int) -> Any:
-    """The outputs of two passes as one, streams in their order."""
+def _join(results: list[Any], order: list[int], places: Tensor) -> Any:
+    """The outputs of two passes as one, streams in their order.
+
+    Args:
+        order: for each stream its place among those of the first pass, then of the second.
+        places: the same as a tensor.
+    """
+
+    def per_stream(value: Any) -> bool:
+        return isinstance(value, list) and not any(isinstance(entry, Tensor) for entry in value)
 
     def join(first: Any, second: Any) -> Any:
         if not isinstance(first, Tensor):
             return first
-        if first.dim() == 0 or len(first) + len(second) != batch:
+        if first.dim() == 0 or len(first) + len(second) != len(order):
             raise UnsupportedError(
                 "Some streams of the batch recompute everything in a pass of their own, but the "
                 f"model returns a tensor {tuple(first.shape)} without one row per stream. Step "
@@ -265,6 +274,9 @@ def _join(results: list[Any], places: Tensor, batch: int) -> Any:
             )
         return torch.cat([first, second]).index_select(0, places)
 
+    if all(map(per_stream, results)) and sum(map(len, results)) == len(order):
+        every = [entry for result in results for entry in result]  # a detector's, frame by frame
+        return [every[place] for place in order]
     return pytree.tree_map(join, *results)
 
 

@@ -1,0 +1,101 @@
+"""Recorded blocks inside a model that runs around them, without a device: nothing is launched
+anew, so what the blocks return on replay is what they left when recorded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import eventful
+import zoo_timm
+import zoo_transformers
+from clips import moving_square
+from eventful import Config, Stream, TopR
+from eventful.recording import Recorded, Recording, Replay
+from eventful.step import Step
+
+FAMILIES = {
+    "vit": zoo_timm.ZOO["vit"],
+    "yolos": zoo_transformers.ZOO["yolos"],  # adds positions between its layers
+    "dinov3": zoo_transformers.ZOO["dinov3"],  # hands rotary tables to its layers
+}
+
+
+class Played(Replay):
+    """A replay that also hands the step its record, as a residence does."""
+
+    def __init__(self, recording: Recording, kept: Step) -> None:
+        super().__init__(recording, lambda: None)
+        self.kept = kept
+
+    def block(self, step, spec, args, kwargs, run):
+        step.record.gates, step.record.blocks = self.kept.record.gates, self.kept.record.blocks
+        return super().block(step, spec, args, kwargs, run)
+
+
+def through(monkeypatch: pytest.MonkeyPatch, track: object) -> list[Step]:
+    """Have every step take this track."""
+    made: list[Step] = []
+
+    def make(*args: object, **kwargs: object) -> Step:
+        made.append(Step(*args, track=track, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr("eventful.stepper.Step", make)
+    return made
+
+
+def tensors(output: object) -> list[torch.Tensor]:
+    return [v for v in torch.utils._pytree.tree_leaves(output) if isinstance(v, torch.Tensor)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("preset", ["fast", "exact"])
+def test_a_replay_runs_the_model_around_its_blocks(family, preset, monkeypatch) -> None:
+    torch.manual_seed(7)
+    entry = FAMILIES[family]
+    model = eventful.convert(entry.make(), Config.preset(preset, TopR(9), fallback=False))
+    first, second = moving_square(2, entry.size)
+    plain, stream = Stream(model), Stream(model)
+    plain(first)
+    expected = plain(second)
+    stream(first)
+    order: list[str] = []
+    recording = Recording(lambda: order.append("begin"), lambda: order.append("finish"))
+    made = through(monkeypatch, recording)
+    with pytest.raises(Recorded):
+        stream(second)
+    assert order == ["begin", "finish"]
+    through(monkeypatch, Played(recording, made[-1]))
+    got = stream(second)
+    for mine, wanted in zip(tensors(got), tensors(expected), strict=True):
+        torch.testing.assert_close(mine, wanted)
+
+
+def test_what_a_replay_returns_is_its_own(monkeypatch) -> None:
+    torch.manual_seed(7)
+    entry = FAMILIES["vit"]
+    model = eventful.convert(entry.make(), Config.fast(TopR(9), fallback=False))
+    stream = Stream(model)
+    first, second = moving_square(2, entry.size)
+    stream(first)
+    recording = Recording(lambda: None, lambda: None)
+    made = through(monkeypatch, recording)
+    with pytest.raises(Recorded):
+        stream(second)
+    left = [part for each in recording.left.values() for part in tensors(each.output)]
+    kept = [part.clone() for part in left]
+    seen: list[torch.Tensor] = []
+    last = list(recording.left)[-1]
+    hook = model.get_submodule(last).register_forward_hook(
+        lambda _, __, output: seen.extend(tensors(output))
+    )
+    through(monkeypatch, Played(recording, made[-1]))
+    stream(second)
+    hook.remove()
+    assert seen
+    for part in seen:
+        part.fill_(torch.nan)
+    assert all(torch.equal(a, b) for a, b in zip(left, kept, strict=True))
+    tokens = recording.places[0]
+    assert tokens.shape[1] == next(iter(made[-1].layouts.values())).tokens
