@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -13,7 +14,7 @@ import torch
 
 from eventful.errors import ConfigError, UnsupportedError
 from eventful.evaluate import experiment as experiments
-from eventful.evaluate.evaluation import Progress, Settings, Silent, evaluate
+from eventful.evaluate.evaluation import Progress, Settings, evaluate
 from eventful.evaluate.experiment import Experiment
 from eventful.evaluate.report import METRICS, UNITS, Report, Row
 from eventful.evaluate.runtime import measure_runtime
@@ -108,8 +109,17 @@ def settings(
 
 def run(made: Experiment, chosen: Settings, as_json: bool) -> None:
     """Evaluate, and print the report."""
-    with _progress(quiet=as_json) as progress:
-        report = evaluate(made, chosen, progress)
+    try:
+        with _progress() as progress:
+            report = evaluate(made, chosen, progress)
+    except KeyboardInterrupt:
+        kept = "without --out nothing is kept"
+        if chosen.out is not None:
+            kept = (
+                f"{chosen.out} keeps the videos that are done, and the same command goes on there"
+            )
+        print(f"Stopped: {kept}.", file=sys.stderr)
+        raise SystemExit(130) from None
     if as_json:
         print(json.dumps(report.plain(), indent=2))
         return
@@ -128,7 +138,7 @@ def run_runtime(
 ) -> None:
     """Time an experiment of kind `runtime`."""
     _check_device(device, dtype)
-    with _progress(quiet=as_json) as progress:
+    with _progress() as progress:
         report = measure_runtime(
             made, _files(weights), device, dtype, frames or 10, _views(views), progress
         )
@@ -207,10 +217,9 @@ def _check_device(device: str, dtype: str) -> None:
 
 
 @contextmanager
-def _progress(*, quiet: bool) -> Iterator[Progress]:
-    if quiet:
-        yield Silent()
-        return
+def _progress() -> Iterator[Progress]:
+    """A bar on stderr: stdout belongs to the report."""
+    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -226,7 +235,7 @@ def _progress(*, quiet: bool) -> Iterator[Progress]:
         TextColumn("frames"),
         TimeRemainingColumn(),
     )
-    with Bars(*columns, transient=True) as bars:
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         yield _Bar(bars)
 
 
