@@ -22,11 +22,12 @@ UNCLEAR = {2: "person on vehicle", 7: "static person", 8: "distractor", 12: "ref
 
 @dataclass(frozen=True)
 class SequenceInfo:
-    """What `seqinfo.ini` says that is needed to find the frames."""
+    """What `seqinfo.ini` says of the frames."""
 
     folder: str
     extension: str
     length: int
+    rate: float | None = None  # frames a second, where it says
 
 
 def splits(path: Path) -> tuple[str, ...]:
@@ -78,7 +79,7 @@ def _sequences(folder: Path) -> list[Path]:
 
 
 def _video(sequence: Path, on_problem: OnProblem) -> Video:
-    info = _info(sequence / "seqinfo.ini")
+    info = sequence_info(sequence / "seqinfo.ini")
     folder = sequence / info.folder
     images = {int(p.stem): p.name for p in folder.glob(f"*{info.extension}") if p.stem.isdigit()}
     if not images:
@@ -95,7 +96,8 @@ def _video(sequence: Path, on_problem: OnProblem) -> Video:
     )
 
 
-def _info(path: Path) -> SequenceInfo:
+def sequence_info(path: Path) -> SequenceInfo:
+    """Read a `seqinfo.ini`."""
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read_string(text_of(path, "what a sequence consists of"), str(path))
@@ -108,10 +110,12 @@ def _info(path: Path) -> SequenceInfo:
     length = section.get("seqLength", "")
     if not length.isdigit():
         raise malformed(path, "[Sequence]", "a number of frames in seqLength", length)
+    rate = section.get("frameRate", "")
     return SequenceInfo(
         section.get("imDir", "img1"),
         section.get("imExt", ".jpg"),
         int(length),
+        float(rate) if rate.replace(".", "", 1).isdigit() and float(rate) > 0 else None,
     )
 
 

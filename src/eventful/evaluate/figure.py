@@ -166,12 +166,13 @@ def _legend(figure: Any, axes: Sequence[Any], *, published: bool) -> None:
             [], [], color=FAINT, linewidth=1.0, marker="o", markersize=4.5, markerfacecolor="white"
         )
     if found:
+        lines = -(-len(found) // (2 if len(axes) == 1 else 5))
         figure.legend(
             list(found.values()),
             list(found),
             loc="upper center",
             bbox_to_anchor=(0.5, 0.02),
-            ncols=min(5, len(found)),
+            ncols=-(-len(found) // lines),  # as even as can be
             frameon=False,
             fontsize=8.5,
         )
