@@ -20,6 +20,7 @@ import miniatures
 import tiny_models
 from eventful import Config
 from eventful.cli.evaluate_run import asked
+from eventful.cli.evaluate_run import settings as cli_settings
 from eventful.conversion import block_shapes
 from eventful.counting import BlockWork, count_backbone
 from eventful.counting_models import count_clip
@@ -381,6 +382,8 @@ def test_a_store_refuses_a_folder_that_is_not_its_own(tmp_path: Path) -> None:
     (tmp_path / "videos").mkdir()
     with pytest.raises(RunError, match="no run of ours"):
         RunStore.open(tmp_path, {}, resume=True)
+    with pytest.raises(RunError, match=r"cannot be written to.*--out"):
+        RunStore.open(Path(__file__) / "run", {}, resume=True)
     (tmp_path / "run.json").write_text("not json")
     with pytest.raises(RunError, match="start over"):
         RunStore.open(tmp_path, {}, resume=True)
@@ -467,6 +470,15 @@ def test_what_does_not_fit_is_told(
         asked("vitdet", ["skip"], None, None, None)
     with pytest.raises(ConfigError, match="percentage"):
         asked("vitdet", ["paper"], ["a few"], None, None)
+    with pytest.raises(ConfigError, match="are for eventful models"):
+        asked("vitdet", None, ["4"], None, None)
+    with pytest.raises(ConfigError, match="--device is cpu, cuda"):
+        cli_settings(vid, [], None, None, "abacus", "float32", *[None] * 7)
+
+
+def test_the_same_budget_twice_is_one_variant() -> None:
+    made = asked("vitdet", ["paper"], ["4", "4", "12%", "12.0%"], [0.5, 0.5], None)
+    assert [variant.budget for variant in made.variants] == ["r4", "f.12", "h0.5"]
 
 
 def test_skipping_alone_costs_what_the_papers_rule_would(vid: Path, weights: Path) -> None:

@@ -35,8 +35,11 @@ def asked(
     """The experiment that options on the command line describe."""
     policies: list[dict[str, Any]] = [_budget(text) for text in budgets or ()]
     policies += [{"h": h} for h in thresholds or ()]
+    policies = [policy for i, policy in enumerate(policies) if policy not in policies[:i]]
     variants: list[Variant] = []
     names = list(dict.fromkeys(presets or (DENSE,)))
+    if policies and names == [DENSE]:
+        raise ConfigError("--r and --h are for eventful models: name one, such as --preset paper.")
     for preset in names:
         if preset == SKIP:
             continue
@@ -210,6 +213,10 @@ def _views(text: str) -> tuple[int, int]:
 
 
 def _check_device(device: str, dtype: str) -> None:
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"--device is cpu, cuda or cuda:0 and so on: {device!r}.") from None
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UnsupportedError("No CUDA device here (`eventful doctor`); use --device cpu.")
     if dtype not in DTYPES:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from eventful.data.catalog import LAYOUTS, Layout, recognise
+from eventful.data.catalog import LAYOUTS, Layout, no_split, recognise
 from eventful.data.problems import Problems, missing
 from eventful.data.records import Task, Video, VideoSet
 from eventful.errors import DamagedMediaError, DataError, MissingFileError
@@ -102,7 +102,7 @@ def check(
         return Report(str(path), None, None, {}, ())
     names = layout.splits(path)
     if split is not None and split not in names:
-        raise missing(path, f"split {split!r} of {layout.name}; it has {list(names) or 'none'}")
+        raise no_split(path, split, layout, names)
     reports = tuple(
         _split(layout, path, name, probe, watch)
         for name in ([split] if split is not None else names)
