@@ -464,6 +464,10 @@ def test_what_does_not_fit_is_told(
     clips = miniatures.kinetics(tmp_path / "kinetics")  # three classes of those 97
     with pytest.raises(ConfigError, match="97 classes apart, the data has 3"):
         evaluate(asked("vivit", ["dense"], None, None, None), Settings(clips, {"base": vivit}))
+    with pytest.raises(ConfigError, match="patches of 16 px: choose 64"):
+        evaluate(dense, Settings(vid, {"base": weights}, size=70))
+    with pytest.raises(ConfigError, match="patches of 8 px: choose 8"):
+        evaluate(asked("vivit", ["dense"], None, None, 5), Settings(epic, {"base": vivit}, size=5))
     with pytest.raises(ConfigError, match="needs to know how many"):
         asked("vitdet", ["paper"], None, None, None)
     with pytest.raises(ConfigError, match="at which cost"):

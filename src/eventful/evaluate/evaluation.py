@@ -113,7 +113,7 @@ def evaluate(
             + ", ".join(f"--weights {name}=FILE" for name in experiment.weights)
         )
     for variant in variants:
-        _check_classes(variant, settings, data)
+        _check_weights(variant, settings, data)
     described = _described(experiment, settings, data, variants)
     with _folder(settings) as folder:
         store = RunStore.open(folder, described, resume=settings.resume)
@@ -259,10 +259,22 @@ def _check(experiment: Experiment, data: VideoSet) -> None:
         )
 
 
-def _check_classes(variant: Variant, settings: Settings, data: VideoSet) -> None:
+def _check_weights(variant: Variant, settings: Settings, data: VideoSet) -> None:
+    """Whether the weights are for these classes, and can be run at this size."""
     weights = _weights(variant, settings)
-    detector = variant.model == "vitdet"
-    known = weights.vitdet_config().heads.classes if detector else weights.vivit_config().classes
+    if variant.model == "vitdet":
+        detector = weights.vitdet_config()
+        known, size = detector.heads.classes, detector.backbone.size
+        patch = detector.backbone.patch
+    else:
+        recogniser = weights.vivit_config()
+        known, size = recogniser.classes, variant.size or settings.size or recogniser.size
+        patch = recogniser.patch
+    if size % patch:
+        raise ConfigError(
+            f"Frames of {size} px do not consist of whole patches of {patch} px: choose "
+            f"{size // patch * patch or patch} or another multiple."
+        )
     # Also where the data has fewer: its labels are numbered without those it lacks.
     if known != len(data.classes):
         raise ConfigError(
