@@ -9,6 +9,7 @@ import queue
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -298,7 +299,10 @@ def test_a_worker_tells_what_became_of_each_video(
     inbox.put(Item(Stumbling(), store, "v", 3, videos[0]))
     inbox.put(None)
     work(inbox, outbox, "cpu", torch.get_num_threads())
-    told = [message for message in outbox.queue if message[0] != "tick"]
+    assert [m for m in outbox.queue if m[0] == "begin"] == [
+        ("begin", i, os.getpid()) for i in range(4)
+    ]
+    told = [message for message in outbox.queue if message[0] not in ("begin", "tick")]
     assert [(kind, index) for kind, index, _ in told] == [
         *(("done", 0), ("done", 1), ("error", 2), ("error", 3)),
     ]
@@ -321,6 +325,7 @@ class Dying(Stumbling):
     """A job that takes its process with it, as one that runs out of memory does."""
 
     def run(self, video: object, device: str, tick: object) -> VideoResult:
+        time.sleep(0.5)  # what it has told is on its way
         os._exit(9)
 
 
@@ -329,7 +334,10 @@ def test_a_worker_that_dies_ends_the_run(vid: Path, tmp_path: Path) -> None:
     store = RunStore.open(tmp_path, {}, resume=True)
     videos = open_dataset(vid, "val").videos
     items = [Item(Dying(), store, "v", i, video) for i, video in enumerate(videos)]
-    with pytest.raises(WorkerError, match="exit code 9"), Workers(2, threads=1) as workers:
+    with (
+        pytest.raises(WorkerError, match="exit code 9 at ILSVRC2015_val"),
+        Workers(2, threads=1) as workers,
+    ):
         workers.run(items)
 
 

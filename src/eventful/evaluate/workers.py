@@ -114,11 +114,15 @@ class Workers:
         self._start()
         for item in items:
             self._inbox.put(item)
+        names = {item.index: item.video.name for item in items}
+        doing: dict[int, str] = {}  # by process
         problems: dict[int, str] = {}
         left = len(items)
         while left:
-            kind, index, value = self._receive()
-            if kind == "tick":
+            kind, index, value = self._receive(doing)
+            if kind == "begin":
+                doing[value] = names[index]
+            elif kind == "tick":
                 tick(value)
             elif kind == "error":
                 raise value
@@ -151,7 +155,7 @@ class Workers:
                 process.start()
             self._processes.append(process)
 
-    def _receive(self) -> tuple[str, int, Any]:
+    def _receive(self, doing: dict[int, str]) -> tuple[str, int, Any]:
         while True:
             try:
                 message: tuple[str, int, Any] = self._outbox.get(timeout=_PATIENCE)
@@ -159,10 +163,11 @@ class Workers:
             except queue.Empty:
                 dead = [process for process in self._processes if not process.is_alive()]
                 if dead:
+                    video = doing.get(dead[0].pid, "a video it had just begun")
                     raise WorkerError(
-                        f"A worker ended with exit code {dead[0].exitcode} in the middle of a "
-                        "video; the system may have run out of memory. What is done is kept: run "
-                        "again with fewer --workers to go on."
+                        f"A worker ended with exit code {dead[0].exitcode} at {video}; the system "
+                        "may have run out of memory. The videos that are done are kept: run again "
+                        "with fewer --workers to go on."
                     ) from None
 
 
@@ -197,6 +202,7 @@ def work(inbox: Any, outbox: Any, device: str, threads: int) -> None:
     torch.set_num_threads(threads)
     _end_with_parent()
     for item in iter(inbox.get, None):
+        outbox.put(("begin", item.index, os.getpid()))
         try:
             problem = item.run(device, lambda frames: outbox.put(("tick", 0, frames)))
             outbox.put(("done", item.index, problem))
