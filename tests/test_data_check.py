@@ -155,3 +155,9 @@ def test_text_shows_a_few_problems_and_json_all(
         command.run(tmp_path, "val", 32, True)
     listed = json.loads(capsys.readouterr().out)["splits"][0]["malformed"]
     assert len(listed) == 11
+
+
+def test_the_progress_is_told_video_by_video(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    check(miniatures.mot(tmp_path), watch=lambda *where: told.append(where))
+    assert told == [("val", 1, 1), ("train", 1, 2), ("train", 2, 2)]

@@ -169,7 +169,7 @@ def test_epic_malformed_rows(tmp_path: Path, case: str) -> None:
     row, message = EPIC_ROWS[case]
     miniatures.epic(tmp_path)
     good = miniatures.epic_row("good", "00:00:00.2", "00:00:01.2", 1, 2, "take", 0)
-    table = [good, miniatures.epic_row(*row), good]
+    table = [good, miniatures.epic_row(*row), ["good, too", *good[1:]]]
     miniatures.write_csv(tmp_path / "EPIC_100_validation.csv", miniatures.EPIC_COLUMNS, table)
     with pytest.raises(MalformedDataError, match=rf"validation.csv, line 3: expected .*{message}"):
         open_dataset(tmp_path)

@@ -6,6 +6,10 @@ import json
 import math
 import os
 import queue
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -16,8 +20,8 @@ import torch
 import miniatures
 import tiny_models
 from eventful import Config
-from eventful.cli import paper_tables
 from eventful.cli.evaluate_run import asked
+from eventful.cli.evaluate_run import settings as cli_settings
 from eventful.conversion import block_shapes
 from eventful.counting import BlockWork, count_backbone
 from eventful.counting_models import count_clip
@@ -25,6 +29,7 @@ from eventful.data import open_dataset
 from eventful.errors import (
     CheckpointError,
     ConfigError,
+    DamagedMediaError,
     MissingFileError,
     RunError,
     WorkerError,
@@ -226,6 +231,60 @@ def test_a_damaged_video_is_left_out_and_counted(damaged: Path, weights: Path) -
     assert "000001.JPEG" in report.problems["ILSVRC2015_val_00001000"]
 
 
+def test_a_video_with_malformed_boxes_is_left_out_and_counted(
+    tmp_path: Path, weights: Path
+) -> None:
+    data = miniatures.imagenet(tmp_path, frames=2)
+    next(data.rglob("Annotations/VID/val/ILSVRC2015_val_00001000/000001.xml")).write_text("")
+    report = evaluate(
+        asked("vitdet", ["dense"], None, None, None), Settings(data, {"base": weights})
+    )
+    assert (report.rows[0].videos, report.rows[0].skipped_videos) == (1, 1)
+    assert "well-formed XML" in report.problems["ILSVRC2015_val_00001000"]
+
+
+def test_nothing_that_can_be_used_is_an_error(damaged: Path, weights: Path, tmp_path: Path) -> None:
+    for picture in damaged.rglob("Data/VID/val/*/*.JPEG"):
+        picture.write_bytes(b"no picture")
+    settings = Settings(damaged, {"base": weights}, out=tmp_path / "out")
+    with pytest.raises(DamagedMediaError, match=r"None of the 2 videos .*does not decode"):
+        evaluate(asked("vitdet", ["dense"], None, None, None), settings)
+
+
+def strict(text: str) -> dict:
+    """JSON as others read it, who know no NaN."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} in JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_data_without_boxes_has_a_cost_and_no_accuracy(tmp_path: Path, weights: Path) -> None:
+    data = miniatures.imagenet(tmp_path / "vid", frames=2)
+    for path in data.rglob("Annotations/VID/val/*/*.xml"):
+        path.write_text("<annotation/>")
+    made = asked("vitdet", ["dense", "paper"], ["4"], None, None)
+    report = evaluate(made, Settings(data, {"base": weights}, out=tmp_path / "out"))
+    stored = strict((tmp_path / "out/results.json").read_text())
+    for row, kept in zip(report.rows, stored["rows"], strict=True):
+        assert row.coco_map50 is row.fgfa_map50 is kept["coco_map50"] is None
+        assert kept["operations"] == row.operations > 0
+    assert (tmp_path / "out/figure.png").is_file()
+
+
+def test_a_detector_that_finds_nothing_scores_zero(vid: Path, tmp_path: Path) -> None:
+    model = tiny_models.detector()
+    heads = replace(model.config.heads, score_threshold=1.1)
+    blind = ViTDet(replace(model.config, heads=heads))
+    blind.load_state_dict(model.state_dict())
+    path = tiny_models.write(blind, tmp_path / "blind.safetensors")
+    (row,) = evaluate(
+        asked("vitdet", ["dense"], None, None, None), Settings(vid, {"base": path}, frames=2)
+    ).rows
+    assert row.coco_map50 == row.fgfa_map50 == 0
+
+
 def test_a_worker_tells_what_became_of_each_video(
     damaged: Path, weights: Path, vivit: Path, tmp_path: Path
 ) -> None:
@@ -240,7 +299,10 @@ def test_a_worker_tells_what_became_of_each_video(
     inbox.put(Item(Stumbling(), store, "v", 3, videos[0]))
     inbox.put(None)
     work(inbox, outbox, "cpu", torch.get_num_threads())
-    told = [message for message in outbox.queue if message[0] != "tick"]
+    assert [m for m in outbox.queue if m[0] == "begin"] == [
+        ("begin", i, os.getpid()) for i in range(4)
+    ]
+    told = [message for message in outbox.queue if message[0] not in ("begin", "tick")]
     assert [(kind, index) for kind, index, _ in told] == [
         *(("done", 0), ("done", 1), ("error", 2), ("error", 3)),
     ]
@@ -263,6 +325,7 @@ class Dying(Stumbling):
     """A job that takes its process with it, as one that runs out of memory does."""
 
     def run(self, video: object, device: str, tick: object) -> VideoResult:
+        time.sleep(0.5)  # what it has told is on its way
         os._exit(9)
 
 
@@ -271,14 +334,64 @@ def test_a_worker_that_dies_ends_the_run(vid: Path, tmp_path: Path) -> None:
     store = RunStore.open(tmp_path, {}, resume=True)
     videos = open_dataset(vid, "val").videos
     items = [Item(Dying(), store, "v", i, video) for i, video in enumerate(videos)]
-    with pytest.raises(WorkerError, match="exit code 9"), Workers(2, threads=1) as workers:
+    with (
+        pytest.raises(WorkerError, match="exit code 9 at ILSVRC2015_val"),
+        Workers(2, threads=1) as workers,
+    ):
         workers.run(items)
+
+
+STOPPED = """
+import os, signal, sys, time
+from pathlib import Path
+from eventful.data.records import Video
+from eventful.evaluate.runs import RunStore
+from eventful.evaluate.workers import Item, Workers
+from eventful.video.source import ImageFiles
+
+class Slow:
+    def run(self, video, device, tick):
+        tick(1)
+        time.sleep(600)
+
+if __name__ == "__main__":
+    store = RunStore.open(sys.argv[1], {}, resume=True)
+    frames = ImageFiles(Path(), ("x" * 100_000,))  # more than a pipe holds
+    items = [Item(Slow(), store, "v", i, Video("v", frames)) for i in range(8)]
+    with Workers(2, threads=1) as workers:
+        workers.run(items, lambda frames: os.killpg(0, signal.SIGINT))
+"""
+
+
+def test_ctrl_c_ends_every_process_at_once(tmp_path: Path) -> None:
+    """As a terminal sends it, to all of them; videos still wait to be handed out."""
+    script = tmp_path / "stopped.py"
+    script.write_text(STOPPED)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        start_new_session=True,
+    )
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr.count("Traceback") == 1  # of the calling process alone
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_mistake_names_the_video(vid: Path, tmp_path: Path) -> None:
+    store = RunStore.open(tmp_path, {}, resume=True)
+    video = open_dataset(vid, "val").videos[1]
+    with pytest.raises(WorkerError, match=rf"Video {video.name} failed(.|\n)*stumbled"):
+        Workers(1).run([Item(Stumbling(), store, "v", 0, video)])
 
 
 def test_a_store_refuses_a_folder_that_is_not_its_own(tmp_path: Path) -> None:
     (tmp_path / "videos").mkdir()
     with pytest.raises(RunError, match="no run of ours"):
         RunStore.open(tmp_path, {}, resume=True)
+    with pytest.raises(RunError, match=r"cannot be written to.*--out"):
+        RunStore.open(Path(__file__) / "run", {}, resume=True)
     (tmp_path / "run.json").write_text("not json")
     with pytest.raises(RunError, match="start over"):
         RunStore.open(tmp_path, {}, resume=True)
@@ -356,12 +469,28 @@ def test_what_does_not_fit_is_told(
     mot = miniatures.mot(tmp_path / "mot")
     with pytest.raises(ConfigError, match="30 classes apart, the data has 1"):
         evaluate(dense, Settings(mot, {"base": weights}))
+    clips = miniatures.kinetics(tmp_path / "kinetics")  # three classes of those 97
+    with pytest.raises(ConfigError, match="97 classes apart, the data has 3"):
+        evaluate(asked("vivit", ["dense"], None, None, None), Settings(clips, {"base": vivit}))
+    with pytest.raises(ConfigError, match="patches of 16 px: choose 64"):
+        evaluate(dense, Settings(vid, {"base": weights}, size=70))
+    with pytest.raises(ConfigError, match="patches of 8 px: choose 8"):
+        evaluate(asked("vivit", ["dense"], None, None, 5), Settings(epic, {"base": vivit}, size=5))
     with pytest.raises(ConfigError, match="needs to know how many"):
         asked("vitdet", ["paper"], None, None, None)
     with pytest.raises(ConfigError, match="at which cost"):
         asked("vitdet", ["skip"], None, None, None)
     with pytest.raises(ConfigError, match="percentage"):
         asked("vitdet", ["paper"], ["a few"], None, None)
+    with pytest.raises(ConfigError, match="are for eventful models"):
+        asked("vitdet", None, ["4"], None, None)
+    with pytest.raises(ConfigError, match="--device is cpu, cuda"):
+        cli_settings(vid, [], None, None, "abacus", "float32", *[None] * 7)
+
+
+def test_the_same_budget_twice_is_one_variant() -> None:
+    made = asked("vitdet", ["paper"], ["4", "4", "12%", "12.0%"], [0.5, 0.5], None)
+    assert [variant.budget for variant in made.variants] == ["r4", "f.12", "h0.5"]
 
 
 def test_skipping_alone_costs_what_the_papers_rule_would(vid: Path, weights: Path) -> None:
@@ -370,54 +499,6 @@ def test_skipping_alone_costs_what_the_papers_rule_would(vid: Path, weights: Pat
     shapes = block_shapes(ViTDet(Weights(weights).vitdet_config()), 64, Config.paper())
     step = count_backbone(shapes, Config.paper(), [BlockWork.uniform(4)] * 2).total
     assert row.share == pytest.approx(step / count_backbone(shapes).total)
-
-
-# Experiments
-
-
-@pytest.fixture(params=experiments.names())
-def packaged(request) -> experiments.Experiment:
-    return experiments.load(request.param)
-
-
-def test_every_experiment_parses_and_every_variant_has_a_rule(packaged) -> None:
-    assert packaged.title
-    assert packaged.paper
-    assert packaged.data
-    for variant in packaged.variants:
-        config = variant.config()
-        plain = variant.preset == "dense" and variant.pool == 1
-        assert (config is None) == plain
-        if config is not None:
-            assert isinstance(config, Config)
-            assert Config.from_dict(config.to_dict()) == config
-        json.dumps(variant.to_dict())
-
-
-def test_the_papers_tables_are_all_there() -> None:
-    wanted = {f"table-{name}" for name in "12abcde"} | {
-        *("gate-position", "query-key-only", "token-wise", "stgt", "vivit-untuned", "padding"),
-    }
-    assert wanted == set(experiments.names())
-
-
-@pytest.mark.parametrize("table", ["1", "A", "B", "C", "D", "E"])
-def test_published_costs_agree_with_the_tables_of_reproduce(table: str) -> None:
-    """Two transcriptions of the paper, made at different times."""
-    made = experiments.load(f"table-{table.lower()}")
-    found = sorted(
-        (v.label, v.size, v.r or 0, v.tuned_r or 0, v.h or 0.0, v.published.operations)
-        for v in made.variants
-    )
-    expected = sorted(
-        # Table A names no tuned r: each row is tested where it was tuned.
-        (c.variant, c.size, c.r or 0, c.tuned_r or (c.r or 0 if table == "A" else 0), c.h or 0.0,
-         c.value)
-        for c in paper_tables.COSTS
-        if c.table == f"Table {table}"
-    )  # fmt: skip
-    assert found == expected
-    assert all(v.published.accuracy is not None for v in made.variants)
 
 
 def test_an_experiment_of_ones_own_runs_beside_published_numbers(
@@ -460,34 +541,6 @@ def test_an_experiment_of_ones_own_runs_beside_published_numbers(
     assert spatial.published_accuracy == 50.0
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("title = 'x'", "no variants"),
-        ("title = 'x'\n[[variants]]\npreset = 'dense'", "label is missing"),
-        ("title = 'x'\ncolour = 1", "unknown 'colour'"),
-        ("title = 'x'\n[[variants]]\nlabel = 'a'\npreset = 'papr'\nr = 1", "variant 1.*papr"),
-        (
-            "title = 'x'\n[[variants]]\nlabel = 'a'\npreset = 'paper'\nr = [1, 2]\n"
-            "published.accuracy = [1.0]",
-            "different lengths",
-        ),
-        (
-            "title = 'x'\n[[variants]]\nlabel = 'a'\npreset = 'paper'\nr = 1\n"
-            "options = { attention = 'fast' }",
-            "attention must be one of",
-        ),
-        ("title = 'x'\n[[variants]]\nlabel = 'a'\npreset = 'stgt'\nr = [1, 1]", "two variants"),
-        ("title = ", "not valid TOML"),
-    ],
-)
-def test_a_wrong_experiment_says_where(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        experiments.parse(text, "mine")
-    with pytest.raises(ConfigError, match="table-c"):
-        experiments.load("table-z")
-
-
 # Padding
 
 
@@ -523,3 +576,14 @@ def test_padding_is_measured_from_sizes_and_selections(
     inside = 3 * (1 - found["selected_padding"]) / 12
     assert found["unpadded_skipped"] == pytest.approx(1 - inside)
     assert found["unpadded_skipped"] >= found["unpadded_skipped_at_least"] - 1e-9
+
+
+def test_padding_leaves_out_what_cannot_be_read(damaged: Path, weights: Path) -> None:
+    first = next(damaged.rglob("Data/VID/val/ILSVRC2015_val_00001000/000000.JPEG"))
+    first.unlink()
+    made = replace(experiments.load("padding"), variants=(Variant("Ours", "paper", size=64, r=3),))
+    for given in ({}, {"base": weights}):
+        report = evaluate(made, Settings(damaged, given))
+        assert report.statistics["videos"] == 1
+        assert any("000000.JPEG is not there" in why for why in report.problems.values())
+        strict(json.dumps(report.plain()))

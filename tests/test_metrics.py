@@ -83,6 +83,70 @@ def test_coco_equals_the_libraries(seed: int, whole: bool, library: str) -> None
     assert 0.05 < ours.value < 0.95  # an example that everyone gets right shows nothing
 
 
+def borderline(seed: int) -> tuple[list[Detections], list[list[Box]]]:
+    """Boxes in tenths of a pixel and few scores: overlaps tie and lie at the threshold.
+
+    Halves of objects have an IoU of 0.5, give or take the last bit; some boxes have no area or are
+    turned inside out; some frames and classes have nothing in them.
+    """
+    make = np.random.default_rng(seed)
+    found, truth = [], []
+    for _ in range(make.integers(1, 12)):
+        count = make.integers(0, 12)
+        corner = make.uniform(-2, 10, (count, 2))
+        sides = np.exp(make.normal(2.5, 1, (count, 2))) * (make.random((count, 2)) < 0.95)
+        boxes = np.concatenate([corner, corner + sides], axis=1).round(1)
+        labels, ignore = make.integers(0, 3, count), make.random(count) < 0.2
+        of = make.integers(0, count, 3 * count) if count else np.zeros(0, int)
+        guesses = boxes[of] + make.normal(0, 1, (len(of), 4)) * (make.random((len(of), 1)) < 0.7)
+        half = make.random(len(of)) < 0.3
+        guesses[half, 2] = (guesses[half, 0] + guesses[half, 2]) / 2
+        scores = make.random((len(of), 1)).round(1)
+        rows = np.concatenate([guesses.round(1), scores, labels[of][:, None]], axis=1)
+        found.append(detections(*map(tuple, rows)))
+        truth.append(
+            [
+                Box(*map(float, box), int(label), ignore=bool(aside))
+                for box, label, aside in zip(boxes, labels, ignore, strict=True)
+            ]
+        )
+    return found, truth
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**31))
+def test_coco_equals_the_libraries_at_the_border(seed: int) -> None:
+    found, truth = borderline(seed)
+    ours = coco_map50(found, truth, CLASSES, "numpy")
+    for library in LIBRARIES:
+        pytest.importorskip(library.replace("-", "_"))
+        theirs = coco_map50(found, truth, CLASSES, library)
+        assert ours.per_class == pytest.approx(theirs.per_class, abs=SAME)
+        assert ours.value == pytest.approx(theirs.value, abs=SAME, nan_ok=True)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_right_edge_is_what_left_and_width_add_up_to(library: str) -> None:
+    """By its corners the detection covers half of the object to be ignored; COCO's code, which is
+    given widths, finds a little less, and a wrong detection therefore."""
+    pytest.importorskip(library.replace("-", "_"))
+    truth = [[Box(2.0, 4.9, 95.4, 11.1, 0, ignore=True), Box(60, 60, 70, 70, 0)]]
+    found = [detections((4.6, 2.1, 10.4, 7.7, 0.9, 0), (60, 60, 70, 70, 0.8, 0))]
+    theirs = coco_map50(found, truth, ["car"], library).value
+    assert theirs == pytest.approx(0.5)
+    assert coco_map50(found, truth, ["car"], "numpy").value == pytest.approx(theirs, abs=SAME)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_box_turned_inside_out_is_no_wrong_detection(library: str) -> None:
+    pytest.importorskip(library.replace("-", "_"))
+    found = [detections((9, 0, 2, 10, 0.9, 0), (0, 0, 10, 10, 0.8, 0))]
+    truth = [[Box(0, 0, 10, 10, 0)]]
+    theirs = coco_map50(found, truth, ["car"], library).value
+    assert coco_map50(found, truth, ["car"], "numpy").value == pytest.approx(theirs, abs=SAME)
+    assert theirs == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_coco_looks_at_a_hundred_detections_of_a_class(library: str) -> None:
     pytest.importorskip(library.replace("-", "_"))
@@ -200,6 +264,25 @@ def test_a_loose_box_around_a_small_object_is_right_for_vid_and_wrong_for_coco()
     assert coco_map50(found, truth, ["car"]).value == 0
 
 
+def test_vid_precision_by_hand() -> None:
+    """A small object at exactly its threshold, a large one just below its own, a far miss.
+
+    Small: 10 x 10 pixels ask for 100/400 = 0.25; a box of 20 x 20 around it has 100/400: right.
+    Large: 40 x 40 pixels ask for min(0.5, 1600/2500) = 0.5; a strip of 40 x 19 has 0.475: wrong.
+    In order of score: wrong, right, wrong. Precision 1/2 at recall 1/2, so the area is 1/4.
+    """
+    truth = [[Box(0, 0, 9, 9, 0)], [Box(100, 100, 139, 139, 0)]]
+    found = [
+        detections((-5, -5, 14, 14, 0.8, 0), (60, 60, 69, 69, 0.1, 0)),
+        detections((100, 100, 139, 118, 0.9, 0)),
+    ]
+    assert fgfa_map50(found, truth, ["car"]).value == pytest.approx(1 / 4)
+    strip = detections((100, 100, 139, 119, 0.9, 0))  # one row more: exactly half
+    assert fgfa_map50([found[0], strip], truth, ["car"]).value == pytest.approx(1.0)
+    narrow = detections((-5, -5, 15, 14, 0.8, 0))  # one column more: 100/420
+    assert fgfa_map50([narrow], truth[:1], ["car"]).value == 0
+
+
 def slow_vid(found: list[Detections], truth: list[list[Box]], label: int) -> float:
     """The development kit's rule, one detection after another."""
 
@@ -268,6 +351,10 @@ def test_bad_input_is_refused() -> None:
         Detections(torch.zeros(2, 5), torch.zeros(2), torch.zeros(2).long())
     with pytest.raises(ConfigError, match="NaN"):
         detections((0, 0, 1, math.nan, 0.5, 0))
+    with pytest.raises(ConfigError, match="left of the left"):
+        coco_map50([detections()], [[Box(5, 0, 4, 1, 0)]], CLASSES)
+    with pytest.raises(ConfigError, match="of the truth"):
+        fgfa_map50([detections()], [[Box(0, 0, math.nan, 1, 0)]], CLASSES)
     with pytest.raises(ConfigError, match="no backend 'matlab'"):
         coco_map50(found, truth, CLASSES, "matlab")  # type: ignore[arg-type]
 
@@ -278,6 +365,7 @@ def test_scores_are_frozen_and_plain() -> None:
         score.value = 1.0  # type: ignore[misc]
     assert score.plain()["metric"] == "coco_map50"
     assert fgfa_map50(*example(0), CLASSES).metric == "fgfa_map50"
+    assert fgfa_map50([], [], CLASSES).plain()["value"] is None  # JSON has no NaN
 
 
 # Recognition

@@ -17,7 +17,8 @@ from clips import moving_square
 from eventful import Config, TopR
 from eventful.adapters.libraries import load
 from eventful.cli.app import app
-from eventful.errors import ConfigError, EventfulError, FrameError
+from eventful.cli.visualize_run import open_frames
+from eventful.errors import ConfigError, EventfulError, FrameError, MalformedDataError
 from eventful.video.budgets import Budget, budget_at, parse_budget, parse_schedule
 from eventful.video.charts import spread
 from eventful.video.overlay import UpdateView, find_gate, mask_picture, paper_gate
@@ -193,3 +194,30 @@ def test_evaluate_from_the_command_line(tmp_path: Path) -> None:
     assert "Table C" in invoke("evaluate", "list")
     with pytest.raises(ConfigError, match="needs --data: ImageNet VID"):
         CliRunner().invoke(app, ["evaluate", "run", "table-1"], catch_exceptions=False)
+
+
+def test_images_are_taken_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for t in range(11):
+        miniatures.write_image(tmp_path / f"{t}.JPG", miniatures.picture(t))
+    frames, rate = open_frames(str(tmp_path), 0, 11)
+    greys = [int(frame.float().mean().round()) for frame in frames]
+    assert greys == sorted(greys)
+    assert (len(greys), rate) == (11, 15.0)
+
+
+def test_a_damaged_sequence_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    sequence = miniatures.mot(tmp_path) / "val/C-seq"
+    assert open_frames(str(sequence), 0, 2)[1] == 30.0
+    info = sequence / "seqinfo.ini"
+    info.write_text(info.read_text().replace("frameRate=30", "frameRate=fast"))
+    assert open_frames(str(sequence), 0, 2)[1] == 15.0
+    info.write_text("no ini")
+    with pytest.raises(MalformedDataError, match=r"seqinfo.ini, line 1: expected an ini file"):
+        open_frames(str(sequence), 0, 2)
+
+
+def test_only_json_reaches_stdout(tmp_path: Path) -> None:
+    arguments = ["synthetic", "--model", "timm:vit_tiny_patch16_224", "--size", "64"]
+    words = ["visualize", *arguments, "--frames", "3", "--out", str(tmp_path), "--json"]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert json.loads(done.stdout)["frames"] == 3

@@ -135,7 +135,7 @@ def demo(
         ),
     ] = None,
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="timm:NAME or hf:NAME, as for inspect.")
+        str, typer.Option("--model", metavar="MODEL", help="timm:NAME or hf:NAME, as for inspect.")
     ] = "timm:vit_small_patch16_224",
     size: Annotated[int, typer.Option(min=1, help="Side of the frame in pixels.")] = 384,
 ) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from eventful.data.catalog import LAYOUTS
-from eventful.data.check import Report, SplitReport, check
+from eventful.data.check import Report, SplitReport, Watcher, check
 
 SHOWN = 5  # problems of one kind to print; --json has them all
 COLOURS = {"complete": "green", "partial": "yellow", "unusable": "red"}
@@ -14,13 +17,32 @@ COLOURS = {"complete": "green", "partial": "yellow", "unusable": "red"}
 
 def run(path: Path, split: str | None, probe: int, as_json: bool) -> None:
     """Print the report; exit with 1 where it says unusable."""
-    report = check(path, split, probe)
+    with _progress() as watch:
+        report = check(path, split, probe, watch)
     if as_json:
         print(json.dumps(report.plain(), indent=2))
     else:
         _show(report)
     if report.verdict == "unusable":
         raise SystemExit(1)
+
+
+@contextmanager
+def _progress() -> Iterator[Watcher]:
+    """A bar for each split, on stderr: stdout belongs to the report."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def watch(split: str, done: int, videos: int) -> None:
+            if split not in tasks:
+                tasks[split] = bars.add_task(split, total=videos)
+            bars.update(tasks[split], completed=done)
+
+        yield watch
 
 
 def _show(report: Report) -> None:

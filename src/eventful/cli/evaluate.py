@@ -26,7 +26,7 @@ Preset = Annotated[
 ]
 Budget = Annotated[
     list[str] | None,
-    typer.Option(metavar="R", help="Tokens to update, 768 or 12%; several may be given."),
+    typer.Option("--r", metavar="R", help="Tokens to update, 768 or 12%; several may be given."),
 ]
 Threshold = Annotated[
     list[float] | None, typer.Option("--h", help="Threshold on the error in place of r.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -13,7 +14,7 @@ import torch
 
 from eventful.errors import ConfigError, UnsupportedError
 from eventful.evaluate import experiment as experiments
-from eventful.evaluate.evaluation import Progress, Settings, Silent, evaluate
+from eventful.evaluate.evaluation import Progress, Settings, evaluate
 from eventful.evaluate.experiment import Experiment
 from eventful.evaluate.report import METRICS, UNITS, Report, Row
 from eventful.evaluate.runtime import Plan, measure_runtime
@@ -34,8 +35,11 @@ def asked(
     """The experiment that options on the command line describe."""
     policies: list[dict[str, Any]] = [_budget(text) for text in budgets or ()]
     policies += [{"h": h} for h in thresholds or ()]
+    policies = [policy for i, policy in enumerate(policies) if policy not in policies[:i]]
     variants: list[Variant] = []
     names = list(dict.fromkeys(presets or (DENSE,)))
+    if policies and names == [DENSE]:
+        raise ConfigError("--r and --h are for eventful models: name one, such as --preset paper.")
     for preset in names:
         if preset == SKIP:
             continue
@@ -108,8 +112,17 @@ def settings(
 
 def run(made: Experiment, chosen: Settings, as_json: bool) -> None:
     """Evaluate, and print the report."""
-    with _progress(quiet=as_json) as progress:
-        report = evaluate(made, chosen, progress)
+    try:
+        with _progress() as progress:
+            report = evaluate(made, chosen, progress)
+    except KeyboardInterrupt:
+        kept = "without --out nothing is kept"
+        if chosen.out is not None:
+            kept = (
+                f"{chosen.out} keeps the videos that are done, and the same command goes on there"
+            )
+        print(f"Stopped: {kept}.", file=sys.stderr)
+        raise SystemExit(130) from None
     if as_json:
         print(json.dumps(report.plain(), indent=2))
         return
@@ -147,7 +160,7 @@ def narrowed(made: Experiment, model: str | None, size: int | None) -> Experimen
 
 def run_runtime(made: Experiment, plan: Plan, out: Path | None, as_json: bool) -> None:
     """Time an experiment of kind `runtime`."""
-    with _progress(quiet=as_json) as progress:
+    with _progress() as progress:
         report = measure_runtime(made, plan, progress)
     if out is not None:
         report.write(out)
@@ -217,6 +230,10 @@ def _views(text: str) -> tuple[int, int]:
 
 
 def _check_device(device: str, dtype: str) -> None:
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"--device is cpu, cuda or cuda:0 and so on: {device!r}.") from None
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UnsupportedError("No CUDA device here (`eventful doctor`); use --device cpu.")
     if dtype not in DTYPES:
@@ -224,10 +241,9 @@ def _check_device(device: str, dtype: str) -> None:
 
 
 @contextmanager
-def _progress(*, quiet: bool) -> Iterator[Progress]:
-    if quiet:
-        yield Silent()
-        return
+def _progress() -> Iterator[Progress]:
+    """A bar on stderr: stdout belongs to the report."""
+    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -243,7 +259,7 @@ def _progress(*, quiet: bool) -> Iterator[Progress]:
         TextColumn("frames"),
         TimeRemainingColumn(),
     )
-    with Bars(*columns, transient=True) as bars:
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         yield _Bar(bars)
 
 

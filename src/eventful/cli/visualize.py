@@ -20,6 +20,7 @@ def visualize(
     model: Annotated[
         str,
         typer.Option(
+            "--model",
             metavar="MODEL",
             help="A ViTDet from `eventful weights convert`, or timm:NAME.",
         ),
@@ -29,7 +30,7 @@ def visualize(
     ] = None,
     preset: Annotated[str, typer.Option(help="fast, exact, paper, tokenwise or stgt.")] = "fast",
     r: Annotated[
-        str | None, typer.Option(metavar="R", help="Tokens to update, 256 or 12%.")
+        str | None, typer.Option("--r", metavar="R", help="Tokens to update, 256 or 12%.")
     ] = None,
     h: Annotated[float | None, typer.Option(help="Threshold on the error in place of r.")] = None,
     budget: Annotated[

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import configparser
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from eventful.cli.subjects import Features, Subject, subject
 from eventful.config import Config
 from eventful.conversion import convert
+from eventful.data.mot import sequence_info
 from eventful.errors import ConfigError, MissingFileError, UnsupportedError
 from eventful.policies import Policy, Threshold
 from eventful.stream import Stream
@@ -28,7 +29,10 @@ from eventful.video.sink import VideoSink
 from eventful.video.source import FrameSource, ImageFiles, VideoFile
 from eventful.video.synthetic import moving_objects
 
-IMAGES = (".jpg", ".jpeg", ".png", ".JPEG")
+T = TypeVar("T")
+
+IMAGES = (".jpg", ".jpeg", ".png")
+RATE = 15.0  # frames a second of images that do not say
 SYNTHETIC = (360, 640)
 RUN = 32  # frames decoded at a time
 PANEL = 480  # width of a panel of the video, at most
@@ -61,7 +65,7 @@ def run(options: Options, as_json: bool) -> None:
         raise UnsupportedError("No CUDA device here (`eventful doctor`); use --device cpu.")
     frames, fps = open_frames(options.source, options.start, options.frames)
     shown = subject(options.model, options.weights, options.size, options.score, options.device)
-    steps, gate = watch(shown, _progress(frames, options.frames, as_json), options)
+    steps, gate = watch(shown, _progress(frames, options.frames, "Streaming"), options)
     files = draw(steps, options, gate, shown.shows, fps)
     mean = sum(step.macs for step in steps) / len(steps)
     summary = {
@@ -132,8 +136,8 @@ def draw(
     brightest = error_scale(steps)
     width = min(PANEL, int(steps[0].view.frame.shape[2]))
     with VideoSink(files[0], fps) as sink:
-        for current in range(len(steps)):
-            sink.write(scene(steps, current, brightest, width=width, gate=gate))
+        for current in _progress(iter(range(len(steps))), len(steps), "Drawing"):
+            sink.write(scene(steps, current, brightest, width=width, gate=gate, prediction=shows))
     update_sheet(spread(steps, options.columns), files[1], gate=gate, prediction=shows)
     operations_chart(steps, files[2], title=_title(options))
     files[3].write_text(_table(steps))
@@ -152,16 +156,21 @@ def open_frames(source: str, start: int, count: int) -> tuple[Iterator[Tensor], 
         return _read(video, start, count), video.rate
     if not path.is_dir():
         raise MissingFileError(f"{path} is not there: a video, a MOT sequence or images.")
-    folder, fps = path, 15.0
+    folder, fps = path, RATE
     if (path / "seqinfo.ini").is_file():
-        info = configparser.ConfigParser()
-        info.read(path / "seqinfo.ini")
-        folder = path / info.get("Sequence", "imDir", fallback="img1")
-        fps = info.getfloat("Sequence", "frameRate", fallback=15.0)
-    names = tuple(sorted(p.name for p in folder.iterdir() if p.suffix in IMAGES))
-    if not names:
+        info = sequence_info(path / "seqinfo.ini")
+        folder, fps = path / info.folder, info.rate or RATE
+    there = folder.iterdir() if folder.is_dir() else ()
+    names = (p.name for p in there if p.suffix.lower() in IMAGES)
+    images = ImageFiles(folder, tuple(sorted(names, key=_counted)))
+    if not images.names:
         raise MissingFileError(f"{folder} holds no images ({', '.join(IMAGES)}).")
-    return _read(ImageFiles(folder, names), start, count), fps
+    return _read(images, start, count), fps
+
+
+def _counted(name: str) -> list[tuple[int, str]]:
+    """What sorts 2.jpg ahead of 10.jpg: each run of digits by its number."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _read(source: FrameSource, start: int, count: int) -> Iterator[Tensor]:
@@ -209,9 +218,10 @@ def _table(steps: Sequence[UpdateStep]) -> str:
     return text.getvalue()
 
 
-def _progress(frames: Iterator[Tensor], total: int, quiet: bool) -> Iterator[Tensor]:
-    if quiet:
-        return frames
+def _progress(things: Iterator[T], total: int, what: str) -> Iterator[T]:
+    """A bar on stderr: stdout belongs to the summary."""
+    from rich.console import Console
     from rich.progress import track
 
-    return iter(track(frames, description="Streaming", total=total, transient=True))
+    console = Console(stderr=True)
+    return iter(track(things, description=what, total=total, transient=True, console=console))

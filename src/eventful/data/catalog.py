@@ -10,7 +10,7 @@ from typing import Protocol
 from eventful.data import coco, epic, imagenet, kinetics, mot
 from eventful.data.problems import OnProblem, missing, stop
 from eventful.data.records import Task, VideoSet
-from eventful.errors import ConfigError
+from eventful.errors import ConfigError, MissingFileError
 
 
 class Opener(Protocol):
@@ -99,6 +99,14 @@ def recognise(path: Path) -> Layout | None:
     return next((layout for layout in LAYOUTS.values() if layout.recognises(path)), None)
 
 
+def no_split(
+    path: Path, split: str | None, layout: Layout, there: tuple[str, ...]
+) -> MissingFileError:
+    """The error for a split that a dataset does not have; None for any at all."""
+    wanted = "no split" if split is None else f"no split {split!r}"
+    return MissingFileError(f"{path} ({layout.name}) has {wanted}; it has {list(there) or 'none'}")
+
+
 def open_dataset(
     path: str | Path,
     split: str | None = None,
@@ -124,9 +132,10 @@ def open_dataset(
     found = LAYOUTS[layout] if layout is not None else recognise(path)
     if found is None:
         forms = "; ".join(f"{known.name}: {known.form}" for known in LAYOUTS.values())
-        raise missing(path, f"a dataset in one of the layouts {forms}")
+        if not path.exists():
+            raise missing(path, f"a dataset in one of the layouts {forms}")
+        raise MissingFileError(f"{path} has none of the layouts that are known: {forms}")
     there = found.splits(path)
     if not there or (split is not None and split not in there):
-        wanted = f"split {split!r}" if split is not None else "a split"
-        raise missing(path, f"{wanted} of {found.name}; it has {list(there) or 'none'}")
+        raise no_split(path, split, found, there)
     return found.open(path, split if split is not None else there[0], on_problem)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from eventful.data.catalog import LAYOUTS, Layout, recognise
+from eventful.data.catalog import LAYOUTS, Layout, no_split, recognise
 from eventful.data.problems import Problems, missing
 from eventful.data.records import Task, Video, VideoSet
 from eventful.errors import DamagedMediaError, DataError, MissingFileError
 from eventful.video.source import ImageFiles
 
 Verdict = Literal["complete", "partial", "unusable"]
+Watcher = Callable[[str, int, int], None]
 
 PROBED = 32  # videos a check decodes two frames of, unless told otherwise
 
@@ -80,12 +81,18 @@ class Report:
         return {**asdict(self), "splits": splits, "verdict": self.verdict, **extra}
 
 
-def check(path: str | Path, split: str | None = None, probe: int = PROBED) -> Report:
+def check(
+    path: str | Path,
+    split: str | None = None,
+    probe: int = PROBED,
+    watch: Watcher = lambda split, done, videos: None,
+) -> Report:
     """Read every annotation, look for every file, decode a sample.
 
     Args:
         split: Look at this one alone.
         probe: Videos per split to decode the first and last frame of, evenly spread; -1 for all.
+        watch: Told the split, how many of its videos are done, and how many it has.
     """
     path = Path(path)
     if not path.exists():
@@ -95,25 +102,29 @@ def check(path: str | Path, split: str | None = None, probe: int = PROBED) -> Re
         return Report(str(path), None, None, {}, ())
     names = layout.splits(path)
     if split is not None and split not in names:
-        raise missing(path, f"split {split!r} of {layout.name}; it has {list(names) or 'none'}")
+        raise no_split(path, split, layout, names)
     reports = tuple(
-        _split(layout, path, name, probe) for name in ([split] if split is not None else names)
+        _split(layout, path, name, probe, watch)
+        for name in ([split] if split is not None else names)
     )
     return Report(str(path), layout.name, layout.task, layout.parts(path), reports)
 
 
-def _split(layout: Layout, path: Path, split: str, probe: int) -> SplitReport:
+def _split(layout: Layout, path: Path, split: str, probe: int, watch: Watcher) -> SplitReport:
     problems = Problems()
     try:
         videos = layout.open(path, split, problems)
     except DataError as error:
         problems(error)
         videos = VideoSet(layout.name, split, layout.task, (), ())
-    labels = _labels(videos, problems)
-    _look(videos, problems)
-    probed = _sample(videos.videos, probe)
-    for video in probed:
-        _decode(video, problems)
+    labels: list[int] = []
+    probed = _sample(len(videos), probe)
+    for index, video in enumerate(videos):
+        labels += _labels(video, problems)
+        _look(video, problems)
+        if index in probed:
+            _decode(video, problems)
+        watch(split, index + 1, len(videos))
     listed = [len(v) for v in videos if isinstance(v.frames, ImageFiles)]
     return SplitReport(
         split=split,
@@ -129,28 +140,22 @@ def _split(layout: Layout, path: Path, split: str, probe: int) -> SplitReport:
     )
 
 
-def _labels(videos: VideoSet, problems: Problems) -> list[int]:
-    """The label of every box or clip; reading them is what finds malformed files."""
-    labels = []
-    for video in videos:
-        if video.label is not None:
-            labels.append(video.label)
-        if video.boxes is None:
-            continue
-        for index in range(len(video.boxes)):
-            try:
-                labels += [box.label for box in video.boxes[index]]
-            except DataError as error:
-                problems(error)
-    return labels
+def _labels(video: Video, problems: Problems) -> Iterator[int]:
+    """The label of the clip, or of every box; reading them is what finds malformed files."""
+    if video.label is not None:
+        yield video.label
+    for index in range(len(video.boxes or ())):
+        try:
+            yield from [box.label for box in (video.boxes or ())[index]]
+        except DataError as error:
+            problems(error)
 
 
-def _look(videos: VideoSet, problems: Problems) -> None:
+def _look(video: Video, problems: Problems) -> None:
     """Note image files that are not there."""
-    for video in videos:
-        if isinstance(video.frames, ImageFiles):
-            for path in video.frames.missing():
-                problems(missing(path, f"a frame of {video.name}"))
+    if isinstance(video.frames, ImageFiles):
+        for path in video.frames.missing():
+            problems(missing(path, f"a frame of {video.name}"))
 
 
 def _decode(video: Video, problems: Problems) -> None:
@@ -164,7 +169,8 @@ def _decode(video: Video, problems: Problems) -> None:
         pass  # noted when its file was looked for
 
 
-def _sample(videos: Sequence[Video], count: int) -> list[Video]:
-    if count < 0 or count >= len(videos):
-        return list(videos)
-    return [videos[i * len(videos) // count] for i in range(count)]
+def _sample(videos: int, count: int) -> set[int]:
+    """Positions of so many, evenly spread; -1 for all."""
+    if count < 0 or count >= videos:
+        return set(range(videos))
+    return {i * videos // count for i in range(count)}

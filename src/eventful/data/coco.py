@@ -9,7 +9,9 @@ tells neither is a video of its own.
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +20,7 @@ from typing import Any, TypeVar
 
 from eventful.data.problems import OnProblem, malformed, missing, stop
 from eventful.data.records import Box, Video, VideoSet
+from eventful.data.tables import text_of
 from eventful.errors import DataError
 from eventful.video.source import ImageFiles
 
@@ -25,12 +28,16 @@ T = TypeVar("T")
 
 _NAMED = re.compile(r"_(\d+)_(\d+)$")
 _LISTS = ("images", "annotations", "categories")
+_LOOKED_FOR = 16  # images, to find out where they lie
 
 
 @dataclass(frozen=True)
 class _Image:
+    """One entry of `images`; `title` is what its video is called if no other is called so."""
+
     number: int
     video: str
+    title: str
     frame: int
     file: str
 
@@ -63,15 +70,17 @@ def open_coco(path: Path, split: str, on_problem: OnProblem = stop) -> VideoSet:
     labels, names = _categories(file, content["categories"])
     entries = ("images", content["images"])
     expected = "id, file_name, and video_id with frame_id or neither"
-    images = list(_good(file, entries, expected, _image, on_problem))
-    titles = {str(video["id"]): str(video["name"]) for video in _titled(content)}
+    images = list(_good(file, entries, expected, _images(content), on_problem))
     boxes = _boxes(file, content, labels, {image.number for image in images}, on_problem)
     root = file.parent.parent if file.parent.name == "annotations" else file.parent
     folder = _image_folder(root, split, images)
     videos: list[Video] = []
-    for video, members in _grouped(images).items():
+    groups = _grouped(images)
+    called = Counter(members[0].title for members in groups.values())
+    for video, members in groups.items():
         try:
-            name = titles.get(video, video)
+            title = members[0].title
+            name = title if called[title] == 1 else f"{title} ({video})"
             videos += _pieces_of(file, name, folder, members, boxes)
         except DataError as error:
             on_problem(error)
@@ -90,14 +99,18 @@ def _files(path: Path) -> dict[str, Path]:
 
 def _load(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8-sig"))
+        content = json.loads(text_of(file, "the annotations"))
     except json.JSONDecodeError as error:
         raise malformed(file, error.lineno, "JSON", error.msg) from None
+    except RecursionError:
+        raise malformed(file, 1, "COCO-style JSON", "lists nested without end") from None
     if not isinstance(content, dict):
         raise malformed(file, 1, "an object", type(content).__name__)
     for name in _LISTS:
         if not isinstance(content.get(name), list):
             raise malformed(file, "top level", f"a list under {name!r}", list(content))
+    if not isinstance(content.get("videos", []), list):
+        raise malformed(file, "top level", "a list under 'videos', or none", content["videos"])
     return content
 
 
@@ -131,16 +144,32 @@ def _good(
             on_problem(malformed(file, where, f"an entry with {expected}", entry))
 
 
-def _image(entry: Any) -> _Image:
-    file = str(entry["file_name"])
-    named = _NAMED.search(Path(file).stem)
-    if "video_id" in entry:
-        video, frame = str(entry["video_id"]), int(entry["frame_id"])
-    elif named:
-        video, frame = named[1], int(named[2])
-    else:
-        video, frame = file, 0
-    return _Image(int(entry["id"]), video, frame, file)
+def _images(content: dict[str, Any]) -> Callable[[Any], _Image]:
+    """What reads an entry of `images`, and refuses an id for the second time."""
+    titles = {str(video["id"]): str(video["name"]) for video in _titled(content)}
+    seen: set[int] = set()
+
+    def parse(entry: Any) -> _Image:
+        number, file = _new(entry["id"], seen), str(entry["file_name"])
+        path = Path(file)
+        named = _NAMED.search(path.stem)
+        if entry.get("video_id") is not None:
+            video = str(entry["video_id"])
+            return _Image(number, video, titles.get(video, video), int(entry["frame_id"]), file)
+        if named:  # the folder and what comes ahead of the two numbers tell videos apart, too
+            video = str(path.parent / path.stem[: named.end(1)])
+            return _Image(number, video, named[1], int(named[2]), file)
+        return _Image(number, file, file, 0, file)
+
+    return parse
+
+
+def _new(number: Any, seen: set[int]) -> int:
+    """An id that was not seen before."""
+    if int(number) in seen:
+        raise ValueError("an earlier entry has its id")
+    seen.add(int(number))
+    return int(number)
 
 
 def _boxes(
@@ -150,8 +179,14 @@ def _boxes(
     images: set[int],
     on_problem: OnProblem,
 ) -> dict[int, list[Box]]:
+    seen: set[int] = set()
+
     def parse(entry: Any) -> tuple[int, Box]:
+        if "id" in entry:
+            _new(entry["id"], seen)
         left, top, width, height = map(float, entry["bbox"])
+        if not all(map(math.isfinite, (left, top, width, height))):
+            raise ValueError("numbers that are not finite")
         if width < 0 or height < 0:
             raise ValueError("width or height below 0")
         if int(entry["image_id"]) not in images:
@@ -179,14 +214,12 @@ def _titled(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _image_folder(root: Path, split: str, images: list[_Image]) -> Path:
-    """The first usual place that holds the first image; the root where none does."""
+    """The first of the usual places that holds one of a sample; the root where none does."""
     places = [root, root / split, root / "images", root / "Data" / "VID", root / "Data"]
     places += [root / "images" / split, root / "frames"]
-    if images:
-        for place in places:
-            if (place / images[0].file).is_file():
-                return place
-    return root
+    sample = images[:: max(1, len(images) // _LOOKED_FOR)]
+    found = (p for p in places if any((p / image.file).is_file() for image in sample))
+    return next(found, root)
 
 
 def _grouped(images: list[_Image]) -> dict[str, list[_Image]]:

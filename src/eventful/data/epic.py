@@ -51,14 +51,17 @@ def open_epic(
         path: The folder of the tables (or of `annotations/` with them) and of the videos.
         fps: Rate the segments are handed out at, whatever the camera's.
     """
-    videos = []
+    videos: dict[str, Video] = {}
     for row in rows(_table(path, split), COLUMNS, on_problem):
         try:
             name, label = row.text("narration_id"), row.number("verb_class", 0, VERBS - 1)
-            videos.append(Video(name, _frames(path, row, fps), label=label))
+            if name in videos:
+                raise row.refuse("narration_id", "one that no earlier row has")
+            videos[name] = Video(name, _frames(path, row, fps), label=label)
         except DataError as error:
             on_problem(error)
-    return VideoSet("epic-kitchens", split, "action", _verbs(path, on_problem), tuple(videos))
+    verbs = _verbs(path, on_problem)
+    return VideoSet("epic-kitchens", split, "action", verbs, tuple(videos.values()))
 
 
 def _frames(root: Path, row: Row, fps: float) -> FrameSource:

@@ -6,6 +6,7 @@ boxes of other classes left out.
 
 from __future__ import annotations
 
+import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -81,9 +82,12 @@ class XmlBoxes:
                 raise missing(path, "the annotations of a frame")
             return ()
         try:
-            objects = ElementTree.parse(path).getroot().findall("object")
+            root = ElementTree.parse(path).getroot()
         except ElementTree.ParseError as error:
             raise malformed(path, error.position[0], "well-formed XML", str(error)) from None
+        if root.tag != "annotation":
+            raise malformed(path, "top level", "<annotation>", f"<{root.tag}>")
+        objects = root.findall("object")
         boxes = (self._box(path, number, node) for number, node in enumerate(objects, start=1))
         return tuple(box for box in boxes if box is not None)
 
@@ -98,9 +102,12 @@ class XmlBoxes:
         def side(tag: str) -> float:
             text = node.findtext(f"bndbox/{tag}")
             try:
-                return float(text or "")
+                value = float(text or "")
             except ValueError:
-                raise malformed(path, where, f"<bndbox> with a number in <{tag}>", text) from None
+                value = math.nan
+            if not math.isfinite(value):
+                raise malformed(path, where, f"<bndbox> with a number in <{tag}>", text)
+            return value
 
         x1, y1, x2, y2 = side("xmin"), side("ymin"), side("xmax"), side("ymax")
         if x2 < x1 or y2 < y1:
@@ -157,7 +164,7 @@ def open_imagenet(path: Path, split: str = VAL, on_problem: OnProblem = stop) ->
 
 def _val(root: Path, on_problem: OnProblem) -> Iterator[Video]:
     """Videos of val.txt: lines `<snippet>/<frame> <index>`, the index counting from 1."""
-    snippets: dict[str, list[str]] = {}
+    snippets: dict[str, dict[str, int]] = {}  # the line of each frame
     path = root / "ImageSets" / "VID" / "val.txt"
     for number, line in lines(path, "the list of validation frames"):
         fields = line.split()
@@ -165,7 +172,9 @@ def _val(root: Path, on_problem: OnProblem) -> Iterator[Video]:
         if len(fields) != 2 or not snippet or not frame.isdigit() or not fields[1].isdigit():
             on_problem(malformed(path, number, "'<snippet>/<frame number> <index>'", line))
             continue
-        snippets.setdefault(snippet, []).append(frame)
+        before = snippets.setdefault(snippet, {}).setdefault(frame, number)
+        if before != number:
+            on_problem(malformed(path, number, f"each frame once (line {before} has it)", line))
     for snippet, frames in sorted(snippets.items()):
         yield _video(root, f"VID/val/{snippet}", sorted(frames, key=int), snippet)
 
@@ -204,11 +213,11 @@ def _labelled(path: Path, why: str, on_problem: OnProblem) -> Iterator[tuple[str
     """Name, label and line number of a list of `<name> <label>` with labels -1, 0 and 1."""
     try:
         for number, line in lines(path, f"the list of {why}"):
-            name, _, label = line.rpartition(" ")
-            if not name or label not in {"-1", "0", "1"}:
+            *name, label = line.split()
+            if len(name) != 1 or label not in {"-1", "0", "1"}:
                 on_problem(malformed(path, number, "'<name> <label>', label -1, 0 or 1", line))
                 continue
-            yield name.strip(), int(label), number
+            yield name[0], int(label), number
     except DataError as error:
         on_problem(error)
 

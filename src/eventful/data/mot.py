@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import configparser
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from eventful.data.problems import OnProblem, malformed, missing, stop
 from eventful.data.records import Box, Video, VideoSet
-from eventful.data.tables import lines
+from eventful.data.tables import lines, text_of
 from eventful.errors import DataError
 from eventful.video.source import ImageFiles
 
 ALL = "all"  # the split of a folder that holds sequences itself
+GROUND_TRUTH = "gt/gt.txt"
 PEDESTRIAN = 1
 # MOT16 and later: people the benchmark neither asks for nor counts as wrong.
 UNCLEAR = {2: "person on vehicle", 7: "static person", 8: "distractor", 12: "reflection"}
@@ -20,22 +22,27 @@ UNCLEAR = {2: "person on vehicle", 7: "static person", 8: "distractor", 12: "ref
 
 @dataclass(frozen=True)
 class SequenceInfo:
-    """What `seqinfo.ini` says that is needed to find the frames."""
+    """What `seqinfo.ini` says of the frames."""
 
-    name: str
     folder: str
     extension: str
     length: int
+    rate: float | None = None  # frames a second, where it says
 
 
 def splits(path: Path) -> tuple[str, ...]:
-    """Folders that hold sequences, `val` first, or this one itself."""
+    """Folders that hold sequences, `val` first and then `train`, or this one itself.
+
+    A folder in which no sequence has boxes (the benchmark's `test`) counts only if all are so.
+    """
     if _sequences(path):
         return (ALL,)
     if not path.is_dir():
         return ()
-    names = (p.name for p in path.iterdir() if p.is_dir() and _sequences(p))
-    return tuple(sorted(names, key=lambda name: (name != "val", name)))
+    found = {p.name: _sequences(p) for p in path.iterdir() if p.is_dir()}
+    found = {name: sequences for name, sequences in found.items() if sequences}
+    marked = [name for name, own in found.items() if any((s / GROUND_TRUTH).is_file() for s in own)]
+    return tuple(sorted(marked or found, key=lambda n: (n != "val", n != "train", n)))
 
 
 def parts(path: Path) -> dict[str, bool]:
@@ -72,27 +79,28 @@ def _sequences(folder: Path) -> list[Path]:
 
 
 def _video(sequence: Path, on_problem: OnProblem) -> Video:
-    info = _info(sequence / "seqinfo.ini")
+    info = sequence_info(sequence / "seqinfo.ini")
     folder = sequence / info.folder
     images = {int(p.stem): p.name for p in folder.glob(f"*{info.extension}") if p.stem.isdigit()}
     if not images:
-        raise missing(folder, f"frames NNNNNN{info.extension} of sequence {info.name}")
+        raise missing(folder, f"frames NNNNNN{info.extension} of sequence {sequence.name}")
     if len(images) != info.length:
         expected = f"seqLength to be the number of frames in {folder}, {len(images)}"
         on_problem(malformed(sequence / "seqinfo.ini", "[Sequence]", expected, info.length))
-    boxes = _truth(sequence / "gt" / "gt.txt", set(images), on_problem)
+    boxes = _truth(sequence / GROUND_TRUTH, set(images), on_problem)
     numbers = sorted(images)
     return Video(
-        info.name,
+        sequence.name,
         ImageFiles(folder, tuple(images[number] for number in numbers)),
         tuple(tuple(boxes.get(number, ())) for number in numbers),
     )
 
 
-def _info(path: Path) -> SequenceInfo:
-    parser = configparser.ConfigParser()
+def sequence_info(path: Path) -> SequenceInfo:
+    """Read a `seqinfo.ini`."""
+    parser = configparser.ConfigParser(interpolation=None)
     try:
-        parser.read(path, encoding="utf-8-sig")
+        parser.read_string(text_of(path, "what a sequence consists of"), str(path))
     except configparser.Error as error:
         expected = "an ini file with a section [Sequence]"
         raise malformed(path, getattr(error, "lineno", 1) or 1, expected, str(error)) from None
@@ -102,16 +110,18 @@ def _info(path: Path) -> SequenceInfo:
     length = section.get("seqLength", "")
     if not length.isdigit():
         raise malformed(path, "[Sequence]", "a number of frames in seqLength", length)
+    rate = section.get("frameRate", "")
     return SequenceInfo(
-        section.get("name", path.parent.name),
         section.get("imDir", "img1"),
         section.get("imExt", ".jpg"),
         int(length),
+        float(rate) if rate.replace(".", "", 1).isdigit() and float(rate) > 0 else None,
     )
 
 
 def _truth(path: Path, frames: set[int], on_problem: OnProblem) -> dict[int, list[Box]]:
     boxes: dict[int, list[Box]] = {}
+    first: dict[tuple[int, int], int] = {}  # line of each object in each frame
     for number, line in lines(path, "the boxes of a sequence"):
         try:
             frame, box = _row(path, number, line)
@@ -121,7 +131,13 @@ def _truth(path: Path, frames: set[int], on_problem: OnProblem) -> dict[int, lis
         if frame not in frames:
             on_problem(malformed(path, number, "a frame number that img1 has", frame))
         elif box is not None:
-            boxes.setdefault(frame, []).append(box)
+            own = -number if box.track is None else box.track
+            before = first.setdefault((frame, own), number)
+            if before == number:
+                boxes.setdefault(frame, []).append(box)
+            else:
+                expected = f"an id once in a frame (line {before} has it)"
+                on_problem(malformed(path, number, expected, line))
     return boxes
 
 
@@ -139,11 +155,14 @@ def _row(path: Path, number: int, line: str) -> tuple[int, Box | None]:
         frame, track = int(fields[0]), int(float(fields[1]))
         left, top, width, height, confidence = map(float, fields[2:7])
         kind = int(fields[7]) if len(fields) == 9 else PEDESTRIAN
-    except ValueError:
+    except (ValueError, OverflowError):
         raise malformed(path, number, "numbers, frame and id whole", line) from None
+    if not all(map(math.isfinite, (left, top, width, height, confidence))):
+        raise malformed(path, number, "finite numbers", line)
     if width <= 0 or height <= 0:
         raise malformed(path, number, "a width and height above 0", line)
     if kind != PEDESTRIAN and kind not in UNCLEAR:
         return frame, None
     ignore = confidence == 0 or kind in UNCLEAR
-    return frame, Box(left, top, left + width, top + height, 0, track, ignore)
+    known = track if track >= 0 else None  # -1 stands for no id
+    return frame, Box(left, top, left + width, top + height, 0, known, ignore)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,10 +60,9 @@ def rows(path: Path, columns: tuple[str, ...], on_problem: OnProblem) -> Iterato
 
     A row of another length is handed to `on_problem` and left out.
     """
-    if not path.is_file():
-        raise missing(path, f"a table with the columns {', '.join(columns)}")
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file)
+    text = text_of(path, f"a table with the columns {', '.join(columns)}")
+    reader = csv.reader(io.StringIO(text, newline=""))
+    try:
         header = next(reader, [])
         absent = [column for column in columns if column not in header]
         if absent:
@@ -75,6 +75,15 @@ def rows(path: Path, columns: tuple[str, ...], on_problem: OnProblem) -> Iterato
                 on_problem(malformed(path, reader.line_num, expected, values))
                 continue
             yield Row(path, reader.line_num, dict(zip(header, values, strict=True)))
+    except csv.Error as error:
+        raise malformed(path, reader.line_num, "a row of a CSV file", str(error)) from None
+
+
+def header_of(path: Path) -> list[str]:
+    """The column names of a CSV file; nothing beyond its first line is read."""
+    with path.open("rb") as file:
+        line = file.readline().decode("utf-8-sig", errors="replace")
+    return next(csv.reader([line]), [])
 
 
 def lines(path: Path, why: str) -> Iterator[tuple[int, str]]:
@@ -83,12 +92,26 @@ def lines(path: Path, why: str) -> Iterator[tuple[int, str]]:
     Args:
         why: What the file is, for the error where it is not there.
     """
+    for number, line in enumerate(io.StringIO(text_of(path, why), newline=None), start=1):
+        if line.strip():
+            yield number, line.strip()
+
+
+def text_of(path: Path, why: str) -> str:
+    """A whole text file in UTF-8, with or without a byte order mark.
+
+    Args:
+        why: What the file is, for the error where it is not there.
+    """
     if not path.is_file():
         raise missing(path, why)
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield number, line.strip()
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = 1 + content.count(b"\n", 0, error.start)
+        found = content[error.start : error.start + 1]
+        raise malformed(path, line, "text in UTF-8", found) from None
 
 
 def _text(value: str) -> str:

@@ -86,7 +86,7 @@ def view_plan(
 
 
 def score(results: Iterable[VideoResult]) -> dict[str, Any]:
-    """Top-1 and top-5 in percent, and the mean cost of a video."""
+    """Top-1 and top-5 in percent, and the mean cost of a video; there must be one."""
     scores, labels = [], []
     macs = dense = 0
     for result in results:
@@ -95,12 +95,12 @@ def score(results: Iterable[VideoResult]) -> dict[str, Any]:
         macs += int(result.tensors["macs"].sum())
         dense += result.facts["dense_macs"]
     count = len(scores)
-    found = top_k(torch.stack(scores), torch.cat(labels)) if count else None
+    found = top_k(torch.stack(scores), torch.cat(labels))
     return {
-        "top1": 100 * found.top1 if found else float("nan"),
-        "top5": 100 * found.top5 if found else float("nan"),
-        "operations": macs / max(count, 1) / 1e12,
-        "dense_operations": dense / max(count, 1) / 1e12,
+        "top1": 100 * found.top1,
+        "top5": 100 * found.top5,
+        "operations": macs / count / 1e12,
+        "dense_operations": dense / count / 1e12,
         "videos": count,
         "detail": {},
     }

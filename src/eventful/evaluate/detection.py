@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -117,13 +118,18 @@ def score(results: Iterable[VideoResult], classes: Sequence[str]) -> dict[str, A
         dense += result.facts["dense_macs"] * len(result.tensors["macs"])
     coco, fgfa = coco_map50(found, truth, classes), fgfa_map50(found, truth, classes)
     return {
-        "coco_map50": 100 * coco.value,
-        "fgfa_map50": 100 * fgfa.value,
+        "coco_map50": _percent(coco.value),
+        "fgfa_map50": _percent(fgfa.value),
         "operations": macs / max(len(found), 1) / 1e9,
         "dense_operations": dense / max(len(found), 1) / 1e9,
         "frames": len(found),
         "detail": {"coco_map50": coco.plain(), "fgfa_map50": fgfa.plain()},
     }
+
+
+def _percent(value: float) -> float | None:
+    """None where there was nothing to find."""
+    return None if math.isnan(value) else 100 * value
 
 
 def _found(tensors: dict[str, Tensor]) -> list[Detections]:

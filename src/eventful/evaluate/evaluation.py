@@ -18,7 +18,7 @@ from eventful.counting import BlockWork, count_backbone
 from eventful.data.catalog import open_dataset
 from eventful.data.problems import Problems
 from eventful.data.records import VideoSet
-from eventful.errors import ConfigError, MissingFileError
+from eventful.errors import ConfigError, DamagedMediaError, MissingFileError
 from eventful.evaluate import action, detection, padding
 from eventful.evaluate.experiment import Experiment
 from eventful.evaluate.models import Weights
@@ -104,14 +104,16 @@ def evaluate(
     data = replace(data, videos=data.videos[: settings.videos])
     _check(experiment, data)
     variants, left_out = _with_weights(experiment, settings)
-    statistics = _padding(experiment, settings, data) if experiment.kind == "padding" else {}
+    statistics: dict[str, float] = {}
+    if experiment.kind == "padding":
+        statistics = _padding(experiment, settings, data, problems)
     if not variants and not statistics:
         raise ConfigError(
             f"No weights for any variant of {experiment.name}: give "
             + ", ".join(f"--weights {name}=FILE" for name in experiment.weights)
         )
     for variant in variants:
-        _check_classes(variant, settings, data)
+        _check_weights(variant, settings, data)
     described = _described(experiment, settings, data, variants)
     with _folder(settings) as folder:
         store = RunStore.open(folder, described, resume=settings.resume)
@@ -119,8 +121,7 @@ def evaluate(
             run = _Run(experiment, settings, data, store, workers, progress or Silent())
             rows, detail = _measure(run, variants)
     noted = {f"annotation {i}": str(error) for i, error in enumerate(problems.found, start=1)}
-    if rows and statistics:
-        statistics |= detail.pop("padding")
+    statistics |= detail.pop("padding", {})
     report = Report(
         experiment,
         tuple(rows),
@@ -142,6 +143,11 @@ def _measure(run: _Run, variants: Sequence[Variant]) -> tuple[list[Row], dict[st
     for planned in variants:
         variant = _with_share(planned, rows, run)
         results = list(_results(run, variant))
+        if not results:
+            raise DamagedMediaError(
+                f"None of the {len(run.data)} videos can be used; of the first: "
+                f"{next(iter(run.problems.values()))}"
+            )
         measured = _score(run, variant, results)
         detail[variant.key] = measured.pop("detail")
         watched = [r.facts["padding"] for r in results if "padding" in r.facts]
@@ -223,16 +229,18 @@ def _score(run: _Run, variant: Variant, results: Sequence[VideoResult]) -> dict[
     return action.score(results)
 
 
-def _padding(experiment: Experiment, settings: Settings, data: VideoSet) -> dict[str, float]:
+def _padding(
+    experiment: Experiment, settings: Settings, data: VideoSet, problems: Problems
+) -> dict[str, float]:
     """What the sizes of the images alone tell."""
     variant = experiment.variants[0]
     if variant.weights in settings.weights:
         config = _weights(variant, settings).vitdet_config()
     else:
         config = detector_config(len(data.classes), variant.size or 1024, False, "bicubic")
-    made = padding.mean_padding(data.videos, config)
+    made = padding.mean_padding(data.videos, config, problems)
     tokens = (config.backbone.size // config.backbone.patch) ** 2
-    if variant.r is not None:
+    if made and variant.r is not None:
         skipped = padding.skipped_if_none_is_padding(made["padded_tokens"], tokens, variant.r)
         made["unpadded_skipped_at_least"] = skipped
     return made
@@ -251,11 +259,24 @@ def _check(experiment: Experiment, data: VideoSet) -> None:
         )
 
 
-def _check_classes(variant: Variant, settings: Settings, data: VideoSet) -> None:
+def _check_weights(variant: Variant, settings: Settings, data: VideoSet) -> None:
+    """Whether the weights are for these classes, and can be run at this size."""
     weights = _weights(variant, settings)
-    detector = variant.model == "vitdet"
-    known = weights.vitdet_config().heads.classes if detector else weights.vivit_config().classes
-    if known < len(data.classes) or (detector and known != len(data.classes)):
+    if variant.model == "vitdet":
+        detector = weights.vitdet_config()
+        known, size = detector.heads.classes, detector.backbone.size
+        patch = detector.backbone.patch
+    else:
+        recogniser = weights.vivit_config()
+        known, size = recogniser.classes, variant.size or settings.size or recogniser.size
+        patch = recogniser.patch
+    if size % patch:
+        raise ConfigError(
+            f"Frames of {size} px do not consist of whole patches of {patch} px: choose "
+            f"{size // patch * patch or patch} or another multiple."
+        )
+    # Also where the data has fewer: its labels are numbered without those it lacks.
+    if known != len(data.classes):
         raise ConfigError(
             f"{weights.path} tells {known} classes apart, the data has {len(data.classes)}: "
             "evaluate weights that were trained for this data."

@@ -73,13 +73,13 @@ def load(name: str | Path) -> Experiment:
     """An experiment by name, or from a TOML file of your own."""
     path = Path(name)
     if path.suffix == ".toml" and path.is_file():
-        return parse(path.read_text(), path.stem)
+        return parse(path.read_text("utf-8"), path.stem)
     if str(name) not in names():
         raise ConfigError(
             f"No experiment {str(name)!r}. There are {', '.join(names())}; a path to a .toml file "
             "works, too."
         )
-    return parse((_folder() / f"{name}.toml").read_text(), str(name))
+    return parse((_folder() / f"{name}.toml").read_text("utf-8"), str(name))
 
 
 def parse(text: str, name: str) -> Experiment:

@@ -106,11 +106,13 @@ def _dense(axis: Any, row: Row, metric: str) -> None:
 def _curve(
     axis: Any, rows: Sequence[Row], name: str, metric: str, index: int, *, few: bool
 ) -> None:
+    """One kind of variant: its measured points, and paler those the paper prints."""
     if not rows:
         return
     skipping = rows[0].preset == SKIP
     colour = FAINT if skipping else COLOURS[index % len(COLOURS)]
     marker = "x" if skipping else MARKERS[index % len(MARKERS)]
+    look = {"color": colour, "marker": marker}
     measured = sorted(
         (
             (row.operations, getattr(row, metric), row)
@@ -121,29 +123,12 @@ def _curve(
     )
     if measured:
         x, y, _ = zip(*measured, strict=True)
-        axis.plot(
-            x,
-            y,
-            color=colour,
-            marker=marker,
-            markersize=5,
-            linewidth=1.6,
-            linestyle=(0, (4, 2)) if skipping else "-",
-            zorder=3,
-            label=name,
-        )
-        for place, (cost, accuracy, row) in enumerate(measured):
-            # With many lines only their ends have room for a number.
-            if row.r is not None and not skipping and (few or place == 0):
-                axis.annotate(
-                    str(row.r),
-                    (cost, accuracy),
-                    xytext=(0, -11),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=6.8,
-                    color=colour,
-                )
+        dashes = (0, (4, 2)) if skipping else "-"
+        axis.plot(x, y, **look, markersize=5, lw=1.6, linestyle=dashes, zorder=3, label=name)
+    for place, (cost, accuracy, row) in enumerate(measured):
+        # With many lines only their ends have room for a number.
+        if row.r is not None and not skipping and (few or place == 0):
+            _beside(axis, str(row.r), cost, accuracy, colour)
     printed = sorted(
         (row.published_operations, row.published_accuracy)
         for row in rows
@@ -151,17 +136,20 @@ def _curve(
     )
     if printed:
         x, y = zip(*printed, strict=True)
-        axis.plot(
-            x,
-            y,
-            color=colour,
-            alpha=0.45,
-            marker=marker,
-            markersize=4.5,
-            markerfacecolor="white",
-            linewidth=1.0,
-            zorder=2,
-        )
+        axis.plot(x, y, **look, alpha=0.45, markersize=4.5, mfc="white", lw=1.0, zorder=2)
+
+
+def _beside(axis: Any, text: str, cost: float, accuracy: float, colour: str) -> None:
+    """A small number under a point."""
+    axis.annotate(
+        text,
+        (cost, accuracy),
+        xytext=(0, -11),
+        textcoords="offset points",
+        ha="center",
+        fontsize=6.8,
+        color=colour,
+    )
 
 
 def _published(rows: Sequence[Row]) -> bool:
@@ -178,12 +166,13 @@ def _legend(figure: Any, axes: Sequence[Any], *, published: bool) -> None:
             [], [], color=FAINT, linewidth=1.0, marker="o", markersize=4.5, markerfacecolor="white"
         )
     if found:
+        lines = -(-len(found) // (2 if len(axes) == 1 else 5))
         figure.legend(
             list(found.values()),
             list(found),
             loc="upper center",
             bbox_to_anchor=(0.5, 0.02),
-            ncols=min(5, len(found)),
+            ncols=-(-len(found) // lines),  # as even as can be
             frameon=False,
             fontsize=8.5,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
@@ -74,8 +75,8 @@ class DetectionScore:
     backend: str
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+        """For JSON, which has no NaN."""
+        return {**asdict(self), "value": None if math.isnan(self.value) else self.value}
 
 
 @dataclass(frozen=True)
@@ -100,13 +101,14 @@ def coco_map50(
     """COCO's mean average precision at IoU 0.5.
 
     At most 100 detections per class and frame count. A box to be ignored is treated as COCO treats
-    a crowd: detections half of which it covers are left out.
+    a crowd: detections half of which it covers are left out. So is, by COCO's code, a wrong
+    detection whose right edge lies left of its left one.
 
     Args:
         found: One per frame.
         truth: Boxes per frame, in the same order.
         backend: Whose code; `"auto"` takes the first of the libraries that is installed. All give
-            the same number.
+            the same number, ties, borders and boxes turned inside out included.
     """
     frames = _arrays(found, truth, classes)
     chosen = _installed() if backend == "auto" else backend
@@ -194,6 +196,12 @@ def _arrays(
             np.array([b.label for b in boxes], int),
             np.array([b.ignore for b in boxes], bool),
         )
+        if not (
+            np.isfinite(frame.truths).all() and (frame.truths[:, 2:] >= frame.truths[:, :2]).all()
+        ):
+            raise ConfigError(
+                "boxes of the truth hold NaN, Inf or a right edge left of the left one"
+            )
         for labels in (frame.labels, frame.truth_labels):
             if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
                 raise ConfigError(

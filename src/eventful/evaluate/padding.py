@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from eventful.adapters.libraries import load
+from eventful.data.problems import OnProblem, missing, stop
 from eventful.data.records import Video
-from eventful.errors import DamagedMediaError
+from eventful.errors import DamagedMediaError, DataError
 from eventful.models.vitdet.frames import Placement, fitted_size
 from eventful.models.vitdet.model import ViTDetConfig
 from eventful.step import StepRecord
@@ -55,10 +56,19 @@ def padding_of(original: tuple[int, int], config: ViTDetConfig) -> Padding:
     return Padding(1 - area, 1 - float(mask.double().mean()))
 
 
-def mean_padding(videos: Iterable[Video], config: ViTDetConfig) -> dict[str, float]:
+def mean_padding(
+    videos: Iterable[Video], config: ViTDetConfig, on_problem: OnProblem = stop
+) -> dict[str, float]:
     """The mean padding of a set, over its frames and over its videos; a video has one size."""
-    rows = [(len(video), padding_of(frame_size(video), config)) for video in videos]
+    rows = []
+    for video in videos:
+        try:
+            rows.append((len(video), padding_of(frame_size(video), config)))
+        except DataError as error:
+            on_problem(error)
     frames, count = sum(length for length, _ in rows), len(rows)
+    if not count:
+        return {}
     return {
         "padded_pixels": sum(n * p.pixels for n, p in rows) / frames,
         "padded_tokens": sum(n * p.tokens for n, p in rows) / frames,
@@ -76,17 +86,12 @@ def frame_size(video: Video) -> tuple[int, int]:
         return int(height), int(width)
     path: Path = video.frames.path(0)
     if not path.is_file():
-        return _decoded_size(video)
+        raise missing(path, f"the first frame of {video.name}")
     try:
         with load("PIL.Image").open(path) as image:
             width, height = image.size
     except OSError as error:
         raise DamagedMediaError(f"{path} does not open as an image ({error}).") from error
-    return int(height), int(width)
-
-
-def _decoded_size(video: Video) -> tuple[int, int]:
-    _, height, width = video.frame(0).pixels.shape
     return int(height), int(width)
 
 
@@ -128,14 +133,15 @@ class PaddingWatch:
 
 
 def skipped(summaries: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Measured shares: unpadded tokens skipped, and selected tokens that were padding."""
+    """Measured shares: unpadded tokens skipped, and selected tokens that were padding.
+
+    A share of nothing (of videos of one frame, which is a flush) is left out.
+    """
     totals = {"selected": 0, "selected_inside": 0, "content": 0}
     for summary in summaries:
         for name in totals:
             totals[name] += summary[name]
     content, selected = totals["content"], totals["selected"]
     inside = totals["selected_inside"]
-    return {
-        "unpadded_skipped": 1 - inside / content if content else float("nan"),
-        "selected_padding": 1 - inside / selected if selected else float("nan"),
-    }
+    shares = {"unpadded_skipped": content, "selected_padding": selected}
+    return {name: 1 - inside / total for name, total in shares.items() if total}

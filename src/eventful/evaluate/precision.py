@@ -16,6 +16,7 @@ Flags = NDArray[np.bool_]
 
 RECALLS = np.linspace(0.0, 1.0, 101)  # COCO reads precision off at these
 COCO_IOU = 0.5
+COCO_AREA = 1e10  # COCO leaves out detections that find nothing and are larger, or inside out
 TOLERANCE = 10.0  # pixels by which VID widens a small box in each direction
 
 
@@ -54,7 +55,9 @@ def overlaps(boxes: Floats, others: Floats, *, pixel: float = 0.0, covered: Flag
 
 def match_coco(scores: Floats, boxes: Floats, truths: Floats, ignore: Flags) -> Matches:
     """COCO's rule at IoU 0.5: the best object still free, an ignored one only failing that."""
-    iou = overlaps(boxes, truths, covered=ignore)
+    iou = overlaps(_from_sides(boxes), _from_sides(truths), covered=ignore)
+    area = (boxes[:, 2:] - boxes[:, :2]).prod(-1)
+    outside = (area < 0) | (area > COCO_AREA)
     correct, ignored = np.zeros(len(boxes), bool), np.zeros(len(boxes), bool)
     free = ~ignore
     for k in range(len(boxes)):
@@ -62,7 +65,7 @@ def match_coco(scores: Floats, boxes: Floats, truths: Floats, ignore: Flags) -> 
         if best is not None and iou[k, best] >= COCO_IOU:
             correct[k], free[best] = True, False
         else:
-            ignored[k] = bool((iou[k, ignore] >= COCO_IOU).any())
+            ignored[k] = bool((iou[k, ignore] >= COCO_IOU).any()) or outside[k]
     return Matches(scores, correct, ignored, int((~ignore).sum()))
 
 
@@ -111,6 +114,15 @@ def vid_precision(matches: list[Matches]) -> float | None:
         return None
     recall, precision = curve
     return float((np.diff(recall, prepend=0.0) * precision).sum())
+
+
+def _from_sides(boxes: Floats) -> Floats:
+    """Corners (K, 4) as COCO's code sees them: it is given left and width and adds them up.
+
+    2.1 + (7.7 - 2.1) is not 7.7, which matters where an overlap lies at the threshold.
+    """
+    corner = boxes[:, :2]
+    return np.concatenate([corner, corner + (boxes[:, 2:] - corner)], axis=1)
 
 
 def _curve(matches: list[Matches]) -> tuple[Floats, Floats] | None:

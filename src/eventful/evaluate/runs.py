@@ -56,7 +56,8 @@ class RunStore:
             resume: go on; otherwise what an earlier run left is deleted.
 
         Raises:
-            RunError: the folder holds a run with other settings, or something else.
+            RunError: the folder holds a run with other settings, or something else, or cannot be
+                written to.
         """
         store = cls(Path(folder))
         about = {"format": FORMAT, "settings": json.loads(json.dumps(settings))}
@@ -69,7 +70,13 @@ class RunStore:
                     f"{store.folder} has {VIDEOS}/ and no {ABOUT}, so it is no run of ours. Give "
                     "another folder with --out."
                 )
-            write(store.folder / ABOUT, json.dumps(about, indent=2).encode())
+            try:
+                write(store.folder / ABOUT, json.dumps(about, indent=2).encode())
+            except OSError as error:
+                raise RunError(
+                    f"{store.folder} cannot be written to ({error}). Give another folder with "
+                    "--out."
+                ) from error
         elif known != about:
             raise RunError(_refusal(store.folder, known, about))
         return store

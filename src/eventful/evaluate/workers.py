@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
@@ -15,11 +17,12 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from eventful.data.records import Video
-from eventful.errors import DamagedMediaError, EventfulError, MissingFileError, WorkerError
+from eventful.errors import DataError, EventfulError, WorkerError
 from eventful.evaluate.runs import RunStore, VideoResult
 
 Tick = Callable[[int], None]
 _PATIENCE = 1.0  # seconds between looks at whether the processes are alive
+_FAREWELL = 10.0  # seconds for a process to end when it is told to
 
 
 class Job(Protocol):
@@ -44,10 +47,24 @@ class Item:
     index: int
     video: Video
 
-    def run(self, device: str, tick: Tick) -> None:
-        """Do the video and write its result."""
-        result = self.job.run(self.video, device, tick)
-        self.store.save(self.variant, self.index, self.video.name, result)
+    def run(self, device: str, tick: Tick) -> str | None:
+        """Do the video and write its result; returns what is wrong with its data, if something is.
+
+        Raises:
+            WorkerError: something went wrong that nobody foresaw; it says with which video.
+        """
+        try:
+            result = self.job.run(self.video, device, tick)
+            self.store.save(self.variant, self.index, self.video.name, result)
+        except DataError as error:
+            return str(error)
+        except EventfulError:
+            raise
+        except Exception as error:
+            raise WorkerError(
+                f"Video {self.video.name} failed. What is done is kept.\n{traceback.format_exc()}"
+            ) from error
+        return None
 
 
 class Workers:
@@ -74,27 +91,38 @@ class Workers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for _ in self._processes:
-            self._inbox.put(None)
+        if not self._processes:
+            return
+        if error is None:
+            for _ in self._processes:
+                self._inbox.put(None)
         for process in self._processes:
-            process.join(timeout=0 if error is not None else 10)
-            if process.is_alive():
-                process.terminate()
-                process.join()
+            process.join(timeout=0 if error is not None else _FAREWELL)
+            process.terminate()
+            process.join(timeout=_FAREWELL)
+            process.kill()
+        # Nobody reads any more what may still wait to be sent; do not wait for them to.
+        for line in (self._inbox, self._outbox):
+            line.cancel_join_thread()
+            line.close()
         self._processes = []
 
     def run(self, items: Sequence[Item], tick: Tick = lambda frames: None) -> dict[int, str]:
-        """Do the videos; returns what is wrong with those that are damaged or missing, by index."""
+        """Do the videos; returns what is wrong with those that cannot be used, by index."""
         if self.count == 1 or len(items) < 2:
             return self._here(items, tick)
         self._start()
         for item in items:
             self._inbox.put(item)
+        names = {item.index: item.video.name for item in items}
+        doing: dict[int, str] = {}  # by process
         problems: dict[int, str] = {}
         left = len(items)
         while left:
-            kind, index, value = self._receive()
-            if kind == "tick":
+            kind, index, value = self._receive(doing)
+            if kind == "begin":
+                doing[value] = names[index]
+            elif kind == "tick":
                 tick(value)
             elif kind == "error":
                 raise value
@@ -107,13 +135,8 @@ class Workers:
     def _here(self, items: Sequence[Item], tick: Tick) -> dict[int, str]:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
-        problems = {}
-        for item in items:
-            try:
-                item.run(self.device, tick)
-            except (DamagedMediaError, MissingFileError) as error:
-                problems[item.index] = str(error)
-        return problems
+        told = {item.index: item.run(self.device, tick) for item in items}
+        return {index: problem for index, problem in told.items() if problem is not None}
 
     def _start(self) -> None:
         if self._processes:
@@ -128,10 +151,11 @@ class Workers:
             process = context.Process(
                 target=work, args=(self._inbox, self._outbox, device, threads), daemon=True
             )
-            process.start()
+            with _uninterrupted():
+                process.start()
             self._processes.append(process)
 
-    def _receive(self) -> tuple[str, int, Any]:
+    def _receive(self, doing: dict[int, str]) -> tuple[str, int, Any]:
         while True:
             try:
                 message: tuple[str, int, Any] = self._outbox.get(timeout=_PATIENCE)
@@ -139,11 +163,25 @@ class Workers:
             except queue.Empty:
                 dead = [process for process in self._processes if not process.is_alive()]
                 if dead:
+                    video = doing.get(dead[0].pid, "a video it had just begun")
                     raise WorkerError(
-                        f"A worker ended with exit code {dead[0].exitcode} in the middle of a "
-                        "video; the system may have run out of memory. What is done is kept: run "
-                        "again with fewer --workers to go on."
+                        f"A worker ended with exit code {dead[0].exitcode} at {video}; the system "
+                        "may have run out of memory. The videos that are done are kept: run again "
+                        "with fewer --workers to go on."
                     ) from None
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C is for the calling process alone, which ends the others: they inherit deaf ears."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _end_with_parent() -> None:
@@ -164,15 +202,9 @@ def work(inbox: Any, outbox: Any, device: str, threads: int) -> None:
     torch.set_num_threads(threads)
     _end_with_parent()
     for item in iter(inbox.get, None):
+        outbox.put(("begin", item.index, os.getpid()))
         try:
-            item.run(device, lambda frames: outbox.put(("tick", 0, frames)))
-            outbox.put(("done", item.index, None))
-        except (DamagedMediaError, MissingFileError) as error:
-            outbox.put(("done", item.index, str(error)))
+            problem = item.run(device, lambda frames: outbox.put(("tick", 0, frames)))
+            outbox.put(("done", item.index, problem))
         except EventfulError as error:
             outbox.put(("error", item.index, error))
-        except KeyboardInterrupt:
-            return
-        except Exception:
-            message = f"A worker failed at video {item.video.name}:\n{traceback.format_exc()}"
-            outbox.put(("error", item.index, WorkerError(message)))

@@ -68,7 +68,7 @@ def update_sheet(steps: Sequence[UpdateStep], path: Path, *, gate: str, predicti
         bar = figure.colorbar(grid, ax=list(axes.flatten()), fraction=0.012, pad=0.008, aspect=38)
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=7.5, length=2)
-        bar.set_label(f"error at {gate}", fontsize=8)
+        bar.set_label(f"error, gate {gate}", fontsize=8)
         _save(pyplot, figure, path)
 
 
@@ -80,18 +80,20 @@ def operations_chart(steps: Sequence[UpdateStep], path: Path, *, title: str = ""
     dense = max(step.dense_macs for step in steps) / 1e9
     with pyplot.rc_context(STYLE):
         figure, axis = pyplot.subplots(figsize=(7.6, 3.1))
-        axis.fill_between(frames, costs, step="mid", color=BLUE, alpha=0.18, linewidth=0)
-        axis.step(frames, costs, where="mid", color=BLUE, linewidth=1.7)
+        edges = [frame - 0.5 for frame in (*frames, frames[-1] + 1)]
+        axis.stairs(costs, edges, fill=True, color=BLUE, alpha=0.18, linewidth=0)
+        axis.stairs(costs, edges, baseline=None, color=BLUE, linewidth=1.7)
         axis.axhline(dense, color=FAINT, linewidth=0.9, linestyle=(0, (1, 2)))
         axis.annotate(
-            "dense", (frames[-1], dense), xytext=(0, 3), textcoords="offset points", ha="right",
+            "dense", (edges[-1], dense), xytext=(0, 3), textcoords="offset points", ha="right",
             fontsize=8, color=FAINT,
         )  # fmt: skip
         _mark_flushes(axis, steps)
-        _mark_budgets(axis, steps, dense)
+        top = max(dense, *costs)  # with a large budget a rule may cost more than dense
+        _mark_budgets(axis, steps, top)
         axis.set_xlabel("frame")
         axis.set_ylabel("GFlops")
-        axis.set_ylim(0, dense * 1.16)
+        axis.set_ylim(0, top * 1.16)
         axis.margins(x=0.01)
         axis.grid(axis="y", color=GRID, linewidth=0.8)
         axis.set_axisbelow(True)
@@ -127,15 +129,18 @@ def _picture(axis: Any, picture: Tensor) -> None:
 
 
 def _mark_flushes(axis: Any, steps: Sequence[UpdateStep]) -> None:
+    """A word beside each flush, as long as one has room beside the last."""
+    free = steps[0].index
     for step in steps:
-        if step.flush:
+        if step.flush and step.index >= free:
+            free = step.index + max(1, len(steps) // 12)
             axis.annotate(
                 "flush", (step.index + 0.5, step.macs / 1e9), xytext=(4, -5),
                 textcoords="offset points", fontsize=8, color=BLUE, va="top",
             )  # fmt: skip
 
 
-def _mark_budgets(axis: Any, steps: Sequence[UpdateStep], dense: float) -> None:
+def _mark_budgets(axis: Any, steps: Sequence[UpdateStep], top: float) -> None:
     """Where the budget changes: a line, and its value above the stretch it holds for."""
     starts = [i for i, s in enumerate(steps) if i == 0 or s.budget != steps[i - 1].budget]
     for i, end in zip(starts, [*starts[1:], len(steps)], strict=True):
@@ -144,7 +149,7 @@ def _mark_budgets(axis: Any, steps: Sequence[UpdateStep], dense: float) -> None:
         if i:
             axis.axvline(steps[i].index - 0.5, color=AMBER, linewidth=0.9, alpha=0.7)
         middle = (steps[i].index + steps[end - 1].index) / 2
-        axis.text(middle, dense * 1.07, steps[i].budget, color=AMBER, fontsize=8.5, ha="center")
+        axis.text(middle, top * 1.07, steps[i].budget, color=AMBER, fontsize=8.5, ha="center")
 
 
 def _pyplot() -> Any:

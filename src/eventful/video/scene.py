@@ -78,7 +78,13 @@ def with_boxes(frame: Tensor, boxes: Sequence[ShownBox]) -> Tensor:
 
 
 def scene(
-    steps: Sequence[UpdateStep], current: int, brightest: float, *, width: int, gate: str
+    steps: Sequence[UpdateStep],
+    current: int,
+    brightest: float,
+    *,
+    width: int,
+    gate: str,
+    prediction: str = "prediction",
 ) -> Tensor:
     """The picture (3, H, W) of one step.
 
@@ -86,11 +92,12 @@ def scene(
         steps: of the whole video, for the strip of costs.
         brightest: the error that is shown lightest.
         width: of each of the three panels, in pixels.
+        prediction: what the first panel shows, in a word or two.
     """
     step = steps[current]
     panels = [
-        (step.prediction, "prediction"),
-        (heat_picture(step.view, brightest), f"error at {gate}"),
+        (step.prediction, prediction),
+        (heat_picture(step.view, brightest), f"error, gate {gate}"),
         (mask_picture(step.view), _caption(step)),
     ]
     height = round(width * step.view.frame.shape[1] / step.view.frame.shape[2])

@@ -66,13 +66,7 @@ class ImageFiles:
     def read(self, indices: Sequence[int]) -> Tensor:
         """The frames at these positions, (T, 3, H, W) uint8 RGB."""
         unique = {index: self.image(index) for index in dict.fromkeys(indices)}
-        sizes = {tuple(image.shape[1:]) for image in unique.values()}
-        if len(sizes) > 1:
-            raise MalformedDataError(
-                f"{self.folder}: expected frames of one size, found {sorted(sizes)} (height, "
-                "width). Read them one at a time, or resize the files."
-            )
-        return torch.stack([unique[index] for index in indices])
+        return _stacked([unique[index] for index in indices], self.folder)
 
     def missing(self) -> list[Path]:
         """Files that are not there; each folder is listed once."""
@@ -123,7 +117,7 @@ class VideoFile:
                 f"{self.path}: {absent} of {len(set(stamps))} frames asked for do not decode. "
                 "Fetch the file again, or skip it."
             )
-        return torch.stack([found[stamp] for stamp in stamps])
+        return _stacked([found[stamp] for stamp in stamps], self.path)
 
     @cached_property
     def rate(self) -> float:
@@ -171,6 +165,17 @@ class VideoFile:
         if self.stop is None:
             end = times[inside[-1]] + (1 / rate if rate else 0.0)
         return tuple(_resample(inside, [times[s] for s in inside], self.start, end, self.fps))
+
+
+def _stacked(frames: list[Tensor], where: Path) -> Tensor:
+    """Frames (3, H, W) as one, which takes that they are of one size."""
+    sizes = {tuple(frame.shape[1:]) for frame in frames}
+    if len(sizes) > 1:
+        raise MalformedDataError(
+            f"{where}: expected frames of one size, found {sorted(sizes)} (height, width). Read "
+            "them one at a time, or resize them."
+        )
+    return torch.stack(frames)
 
 
 def read_image(path: Path) -> Tensor:
