@@ -12,6 +12,7 @@ from clips import moving_square
 from eventful.adapters.libraries import load
 from eventful.config import PRESETS
 from eventful.errors import ConfigError, FrameError, UnsupportedError
+from eventful.models.blocks import pooled
 from eventful.models.loading import load_weights
 from eventful.models.shapes import vitdet_shapes
 from eventful.models.vitdet import (
@@ -430,3 +431,21 @@ def test_settings_that_make_no_sense() -> None:
         model = vitdet_b(30, 672)
     assert ViTDetConfig.from_dict(model.config.to_dict()) == model.config
     assert model.config.backbone.rel_pos_resize == "bicubic"
+
+
+@pytest.mark.parametrize("size", [64, 80], ids=["whole cells", "cells cut by the border"])
+def test_pooled_keys_are_those_of_the_rule(size: int) -> None:
+    """Dense with pooled keys equals a flush of the eventful rule with the same pooling."""
+    backbone = tiny(size=size).backbone
+    stir(backbone)
+    pixels = torch.randn(1, 3, size, size)
+    pooled_model = pooled(backbone, 2)
+    with torch.no_grad():
+        got, plain = pooled_model(pixels), backbone(pixels)
+    rule = eventful.Config.tokenwise(eventful.Always(), pool=2)
+    wanted = eventful.Stream(eventful.convert(backbone, rule))(pixels)
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(got, plain, atol=1e-3)
+    assert pooled_model.pos_embed is backbone.pos_embed
+    reasons = [block.reason or "" for block in eventful.inspect(pooled_model, size).blocks]
+    assert any("Config(pool=...)" in reason for reason in reasons)

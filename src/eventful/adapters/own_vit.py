@@ -40,6 +40,8 @@ class OwnViT(Adapter):
         attention = block.attn
         if forward_of(attention) != f"{_BLOCKS}.Attention":
             raise Mismatch(f"its {type(attention).__name__} is not that of eventful.models.blocks")
+        if attention.pool != 1:
+            raise Mismatch("its keys are pooled already; convert the model with Config(pool=...)")
 
         def qkv(x: Tensor, index: Tensor, positions: Any) -> tuple[Tensor, Tensor, Tensor]:
             q, k, v = attention.qkv(x).chunk(3, dim=-1)

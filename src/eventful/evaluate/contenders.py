@@ -14,6 +14,7 @@ from eventful.conversion import block_shapes, convert
 from eventful.counting import count_backbone
 from eventful.errors import ConfigError
 from eventful.evaluate.variants import DENSE, SKIP, Variant, schedule
+from eventful.models.blocks import pooled
 from eventful.step import StepRecord
 from eventful.stream import Stream
 
@@ -42,8 +43,8 @@ class Contender(ABC):
 class Dense(Contender):
     """The model as it is, whole on every step."""
 
-    def __init__(self, model: nn.Module, size: int) -> None:
-        self._model, self._macs = model, dense_macs(model, size)
+    def __init__(self, model: nn.Module, macs: int) -> None:
+        self._model, self._macs = model, macs
 
     @property
     def macs(self) -> int:
@@ -60,15 +61,11 @@ class Streamed(Contender):
     """The converted model in a stream.
 
     Args:
-        flush: recompute everything at every step, which leaves only the pooling of the rule.
         maps: keep error maps and masks in the record.
     """
 
-    def __init__(
-        self, model: nn.Module, config: Config, *, flush: bool = False, maps: bool = False
-    ) -> None:
+    def __init__(self, model: nn.Module, config: Config, *, maps: bool = False) -> None:
         self._stream = Stream(convert(model, config), maps=maps)
-        self._flush = flush
 
     @property
     def macs(self) -> int:
@@ -86,8 +83,6 @@ class Streamed(Contender):
 
     def __call__(self, *args: Any) -> Any:
         """See `Contender`."""
-        if self._flush:
-            self._stream.reset()
         return self._stream(*args)
 
 
@@ -129,12 +124,14 @@ def contender(model: nn.Module, variant: Variant, size: int, *, maps: bool = Fal
     if variant.preset == SKIP:
         if variant.share is None:
             raise ConfigError("Skipping needs the share of the frames to compute, or a variant.")
-        return Skipping(Dense(model, size), variant.share)
+        return Skipping(Dense(model, dense_macs(model, size)), variant.share)
     if config is None:
-        return Dense(model, size)
-    return Streamed(model, config, flush=variant.preset == DENSE, maps=maps)
+        return Dense(model, dense_macs(model, size))
+    if variant.preset == DENSE:
+        return Dense(pooled(model, config.pool), dense_macs(model, size, config.pool))
+    return Streamed(model, config, maps=maps)
 
 
-def dense_macs(model: nn.Module, size: int) -> int:
-    """Operations of one step of the model as it is."""
-    return count_backbone(block_shapes(model, size, Config.tokenwise())).total
+def dense_macs(model: nn.Module, size: int, pool: int = 1) -> int:
+    """Operations of one step of the model as it is, or with its keys pooled."""
+    return count_backbone(block_shapes(model, size, Config.tokenwise(pool=pool))).total

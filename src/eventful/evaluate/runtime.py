@@ -24,13 +24,13 @@ from eventful.bench.results import origin
 from eventful.bench.timing import in_turn, timed
 from eventful.config import Config
 from eventful.conversion import convert
-from eventful.errors import ConfigError
 from eventful.evaluate.contenders import Contender, contender, dense_macs
 from eventful.evaluate.evaluation import Progress
 from eventful.evaluate.experiment import Experiment
 from eventful.evaluate.models import Weights
 from eventful.evaluate.report import Report, Row
 from eventful.evaluate.variants import BASE, DENSE, Variant
+from eventful.models.blocks import pooled
 from eventful.models.vitdet.model import ViTDet, vitdet_b
 from eventful.models.vivit.model import ViViT, steps, vivit_b
 from eventful.video.synthetic import moving_objects
@@ -289,7 +289,7 @@ def _views_together(model: nn.Module, variant: Variant, size: int, views: int) -
     if config is None:
         return _Path(model, views * dense_macs(model, size))
     if variant.preset == DENSE:
-        raise ConfigError(f"{variant.label}: ViViT is timed without pooling; take the line out.")
+        return _Path(pooled(model, config.pool), views * dense_macs(model, size, config.pool))
     return _StreamedViews(model, config, views)
 
 

@@ -116,7 +116,6 @@ class Variant:
         if self.preset in (DENSE, SKIP):
             if set(self.options) - {"pool"}:
                 raise ConfigError(f"{self.preset} takes no option but pool: {dict(self.options)}.")
-            # Every step of it is a flush, so only the pooling of the rule ever matters.
             return Config.tokenwise(Always(), pool=self.pool) if self.pool > 1 else None
         policy = self.policy()
         if policy is None and self.preset not in _OWN_POLICY:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eventful.errors import ConfigError
+from eventful.layout import TokenLayout
 from eventful.relative import RelativePosition, relative_vectors
 
 Resize = Literal["linear", "bicubic"]
+Model = TypeVar("Model", bound=nn.Module)
 NORM_EPS = 1e-6
 
 
@@ -22,6 +25,9 @@ class Attention(nn.Module):
     Args:
         table: tokens on a side of the grid the relative tables were learned for.
         resize: rule for another grid, see `eventful.relative.relative_vectors`.
+
+    Attributes:
+        pool: side of the cells over which keys and values are averaged, 1 for none.
     """
 
     def __init__(
@@ -30,7 +36,7 @@ class Attention(nn.Module):
         super().__init__()
         if dim % heads:
             raise ConfigError(f"{heads} heads do not divide a width of {dim}; choose a divisor.")
-        self.heads, self.resize = heads, resize
+        self.heads, self.resize, self.pool = heads, resize, 1
         self.scale = (dim // heads) ** -0.5
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
@@ -51,13 +57,14 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """Attention among the tokens (B, N, D) of one grid."""
-        q, k, v = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for part in self.qkv(x).chunk(3, dim=-1)
-        )
+        parts = list(self.qkv(x).chunk(3, dim=-1))
+        if self.pool > 1:
+            layout = TokenLayout(grid, prefix=x.shape[1] - grid[0] * grid[1])
+            parts[1:] = [layout.pool(part, self.pool) for part in parts[1:]]
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         bias = None
         if self.rel_pos_h is not None:
-            bias = RelativePosition(*self.tables(grid)).bias_all(q)
+            bias = RelativePosition(*self.tables(grid)).pooled(self.pool).bias_all(q)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
         projected: Tensor = self.proj(out.transpose(1, 2).flatten(2))
         return projected
@@ -127,6 +134,20 @@ class Block(nn.Module):
         keep = 1 - self.drop_path
         mask = torch.rand(len(branch), 1, 1, device=branch.device) < keep
         return branch * mask.to(branch.dtype) / keep
+
+
+def pooled(model: Model, cells: int) -> Model:
+    """The same weights, with keys and values of all global blocks averaged over cells.
+
+    This is the paper's use of spatial redundancy (Section 5.3), dense. To have it eventful,
+    convert the model as it is with `Config(pool=...)`.
+    """
+    own = {id(part): part for part in (*model.parameters(), *model.buffers())}
+    made = copy.deepcopy(model, own)  # parameters are known already, and stay shared
+    for block in made.modules():
+        if isinstance(block, Block) and block.window is None:
+            block.attn.pool = cells
+    return made
 
 
 def resized_positions(table: Tensor, grid: tuple[int, int], special: int) -> Tensor:
