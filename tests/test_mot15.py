@@ -13,13 +13,14 @@ import torch
 
 import miniatures
 from eventful.adapters import libraries
+from eventful.config import PRESETS
 from eventful.data import Box
 from eventful.evaluate.metrics import Detections
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.mot15 import __main__ as program
-from benchmarks.mot15 import clips, contest, settings, training
+from benchmarks.mot15 import clips, contest, report, settings, training
 
 
 def test_frames_become_whole_patches_of_about_the_same_shape() -> None:
@@ -101,7 +102,7 @@ def test_a_whole_run_is_stored_and_not_run_twice(
     monkeypatch.setattr(sys, "argv", arguments)
     program.main()
     assert "ran paper-C-seq" in capsys.readouterr().out
-    result = json.loads((tmp_path / "out/mot15.json").read_text())
+    result = json.loads((tmp_path / "out/results.json").read_text())
     rows = {(row["preset"], row["policy"]): row for row in result["rows"]}
     assert {p for p, _ in rows} == {"dense", "skip", "fast", "paper"}
     assert ("fast", "own") in rows
@@ -114,13 +115,26 @@ def test_a_whole_run_is_stored_and_not_run_twice(
     for row in rows.values():
         if "skip" in row:
             assert row["skip"][0]["cost"] <= row["scores"][0]["cost"] + 1 / 3
-    with (tmp_path / "out/mot15.csv").open() as file:
+    with (tmp_path / "out/results.csv").open() as file:
         table = list(csv.DictReader(file))
     assert len(table) == 2 * len(rows)  # all, and the one sequence
     assert all(row["commit"] and row["torch"] for row in table)
-    assert (tmp_path / "out/mot15.png").stat().st_size > 0
+    assert (tmp_path / "out/figure.png").stat().st_size > 0
 
     program.main()
     assert "ran " not in capsys.readouterr().out
-    again = json.loads((tmp_path / "out/mot15.json").read_text())
+    again = json.loads((tmp_path / "out/results.json").read_text())
     assert again["rows"] == result["rows"]
+
+
+def test_the_page_shows_the_stored_results() -> None:
+    result = json.loads((report.RESULTS / "results.json").read_text())
+    _, _, rest = report.PAGE.read_text().partition("<!-- mot15:begin -->")
+    assert rest.partition("<!-- mot15:end -->")[0].strip() == report.table(result).strip()
+    presets = {row["preset"] for row in result["rows"]}
+    assert presets == {"dense", "skip", *PRESETS}
+    for preset in PRESETS:
+        shares = {row["share"] for row in result["rows"] if row["preset"] == preset}
+        assert set(settings.SHARES) <= shares
+    with (report.RESULTS / "results.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 4 * len(result["rows"])  # all, and three by name

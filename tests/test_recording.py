@@ -11,7 +11,7 @@ import zoo_timm
 import zoo_transformers
 from clips import moving_square
 from eventful import Config, Stream, TopR
-from eventful.recording import Recorded, Recording, Replay
+from eventful.recording import Blocks, Recorded, Recorder, Replay, Unlike
 from eventful.step import Step
 
 FAMILIES = {
@@ -24,13 +24,13 @@ FAMILIES = {
 class Played(Replay):
     """A replay that also hands the step its record, as a residence does."""
 
-    def __init__(self, recording: Recording, kept: Step) -> None:
-        super().__init__(recording, lambda: None)
+    def __init__(self, blocks: Blocks, kept: Step) -> None:
+        super().__init__(blocks, lambda: None)
         self.kept = kept
 
-    def block(self, step, spec, args, kwargs, run):
+    def block(self, step, spec, call, run):
         step.record.gates, step.record.blocks = self.kept.record.gates, self.kept.record.blocks
-        return super().block(step, spec, args, kwargs, run)
+        return super().block(step, spec, call, run)
 
 
 def through(monkeypatch: pytest.MonkeyPatch, track: object) -> list[Step]:
@@ -61,12 +61,12 @@ def test_a_replay_runs_the_model_around_its_blocks(family, preset, monkeypatch) 
     expected = plain(second)
     stream(first)
     order: list[str] = []
-    recording = Recording(lambda: order.append("begin"), lambda: order.append("finish"))
-    made = through(monkeypatch, recording)
+    recorder = Recorder(lambda: order.append("begin"), lambda: order.append("finish"))
+    made = through(monkeypatch, recorder)
     with pytest.raises(Recorded):
         stream(second)
     assert order == ["begin", "finish"]
-    through(monkeypatch, Played(recording, made[-1]))
+    through(monkeypatch, Played(recorder.blocks, made[-1]))
     got = stream(second)
     for mine, wanted in zip(tensors(got), tensors(expected), strict=True):
         torch.testing.assert_close(mine, wanted)
@@ -79,23 +79,48 @@ def test_what_a_replay_returns_is_its_own(monkeypatch) -> None:
     stream = Stream(model)
     first, second = moving_square(2, entry.size)
     stream(first)
-    recording = Recording(lambda: None, lambda: None)
-    made = through(monkeypatch, recording)
+    recorder = Recorder(lambda: None, lambda: None)
+    made = through(monkeypatch, recorder)
     with pytest.raises(Recorded):
         stream(second)
-    left = [part for each in recording.left.values() for part in tensors(each.output)]
+    left = [part for each in recorder.blocks.left.values() for part in tensors(each.output)]
     kept = [part.clone() for part in left]
     seen: list[torch.Tensor] = []
-    last = list(recording.left)[-1]
+    last = list(recorder.blocks.left)[-1]
     hook = model.get_submodule(last).register_forward_hook(
         lambda _, __, output: seen.extend(tensors(output))
     )
-    through(monkeypatch, Played(recording, made[-1]))
+    through(monkeypatch, Played(recorder.blocks, made[-1]))
     stream(second)
     hook.remove()
     assert seen
     for part in seen:
         part.fill_(torch.nan)
     assert all(torch.equal(a, b) for a, b in zip(left, kept, strict=True))
-    tokens = recording.places[0]
-    assert tokens.shape[1] == next(iter(made[-1].layouts.values())).tokens
+
+
+def test_a_replay_reads_the_new_frame(monkeypatch) -> None:
+    torch.manual_seed(7)
+    entry = FAMILIES["vit"]
+    model = eventful.convert(entry.make(), Config.fast(TopR(9), fallback=False))
+    stream = Stream(model)
+    first, second, third = moving_square(3, entry.size, noise=0.1)
+    stream(first)
+    recorder = Recorder(lambda: None, lambda: None)
+    made = through(monkeypatch, recorder)
+    with pytest.raises(Recorded):
+        stream(second)
+    tokens = recorder.blocks.places[0]
+    before = tokens.clone()
+    through(monkeypatch, Played(recorder.blocks, made[-1]))
+    stream(third)
+    assert not torch.allclose(tokens, before)
+    seen: list[torch.Tensor] = []
+    block = model.get_submodule(next(iter(recorder.blocks.left)))
+    block.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with torch.no_grad():
+        model(third)
+    torch.testing.assert_close(tokens, seen[0])
+    recorder.blocks.places[0] = tokens[:, :-1]
+    with pytest.raises(Unlike):
+        stream(third)

@@ -4,12 +4,12 @@
 
 The backbone stays frozen. A small head is trained on its features of `train`, then mAP50 on `val`
 is measured for every preset at several shares of tokens, beside the dense model on fewer frames
-at the same number of operations. Results go to benchmarks/results/mot15.{json,csv} and
-docs/images/mot15.png, and to DIR. DIR also keeps the head, which is derived from data that is
+at the same number of operations. Results go to benchmarks/results/mot15, docs/mot15.md
+and docs/images/mot15.png, and to DIR. DIR also keeps the head, which is derived from data that is
 not ours to share, so it may not lie in a tracked folder. A run that is stopped goes on where it was
 when started again with the same DIR.
 
-    python -m benchmarks.mot15 --from DIR/mot15.json
+    python -m benchmarks.mot15 --from DIR/results.json
 
 stores and draws the results of a run made elsewhere.
 """

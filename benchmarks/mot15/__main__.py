@@ -47,7 +47,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sequence", action="append", help="of val; default all")
     parser.add_argument("--preset", action="append", choices=PRESETS)
     parser.add_argument("--no-publish", action="store_true", help="write to --out alone")
-    parser.add_argument("--from", dest="source", type=Path, help="store and draw a mot15.json")
+    parser.add_argument("--from", dest="source", type=Path, help="store and draw a results.json")
     return parser.parse_args()
 
 
@@ -84,9 +84,11 @@ def main() -> None:
     clips = load_clips(arguments.data, "val", options)
     say(clock, f"read {sum(len(c.truth) for c in clips)} validation frames")
     device = torch.device(arguments.device)
-    rows = evaluate(backbone, head, clips, options, device, folder, clock)
+    where = {**origin(arguments.device), "timm": libraries.load("timm").__version__}
+    kept = folder / f"runs-{where['commit']}"  # those of another commit are not taken for its
+    rows = evaluate(backbone, head, clips, options, device, kept, clock)
     result = {
-        "origin": {**origin(arguments.device), "timm": libraries.load("timm").__version__},
+        "origin": where,
         "data": "MOTChallenge 2015, the part and size of it that was measured: see options",
         "backbone": {"name": BACKBONE, "weights": arguments.weights.name, "frozen": True},
         "options": asdict(options),
@@ -98,7 +100,7 @@ def main() -> None:
         "rows": rows,
     }
     store(result, arguments.out, publish=not (arguments.quick or arguments.no_publish))
-    say(clock, f"wrote {arguments.out / 'mot15.json'}")
+    say(clock, f"wrote {arguments.out / 'results.json'}")
 
 
 if __name__ == "__main__":

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.mot15.settings import PATCH, Options
 from eventful.data import Box, Video, open_dataset
+from eventful.video.source import read_image
 
 
 @dataclass(frozen=True)
@@ -45,20 +44,6 @@ def model_size(size: tuple[int, int], width: int) -> tuple[int, int]:
     columns = round(width / PATCH)
     rows = max(1, round(size[0] * columns / size[1]))
     return rows * PATCH, columns * PATCH
-
-
-def read_image(path: Path) -> Tensor:
-    """RGB uint8 (3, H, W), by whichever image reader is installed."""
-    if importlib.util.find_spec("PIL") is not None:
-        from eventful.video.source import read_image as read
-
-        return read(path)
-    import cv2
-
-    pixels = cv2.imread(str(path))
-    if pixels is None:
-        raise SystemExit(f"{path} does not decode as an image: fetch it again.")
-    return torch.from_numpy(np.ascontiguousarray(pixels[:, :, ::-1])).permute(2, 0, 1)
 
 
 def fit(pixels: Tensor, size: tuple[int, int]) -> Tensor:

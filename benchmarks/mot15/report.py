@@ -1,4 +1,4 @@
-"""Results: files and a picture."""
+"""Results: files, a picture, and the tables of a page."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import numpy as np
 from benchmarks.mot15.contest import Score
 from benchmarks.mot15.settings import ROOT
 from eventful.adapters import libraries
+from eventful.bench.tables import put
 
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = ROOT / "benchmarks" / "results" / "mot15"
 PICTURE = ROOT / "docs" / "images" / "mot15.png"
+PAGE = ROOT / "docs" / "mot15.md"
 COLOURS = {
     "fast": "#d1495b",
     "exact": "#00798c",
@@ -29,9 +31,9 @@ LEGEND = {"loc": "outside lower center", "ncol": 9, "fontsize": 8, "frameon": Fa
 
 def write(result: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "mot15.json").write_text(json.dumps(result, indent=1) + "\n")
+    (folder / "results.json").write_text(json.dumps(result, indent=1) + "\n")
     where = result["origin"]
-    with (folder / "mot15.csv").open("w", newline="") as file:
+    with (folder / "results.csv").open("w", newline="") as file:
         columns = ["preset", "policy", *Score.__annotations__, "skip_map50", "skip_cost"]
         writer = csv.DictWriter(file, [*columns, *where], lineterminator="\n")
         writer.writeheader()
@@ -82,12 +84,43 @@ def draw(result: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
+def table(result: dict[str, Any]) -> str:
+    """Every preset and budget beside skipping at its cost; the better of the two is bold."""
+    names = [s["sequence"] for s in result["rows"][0]["scores"]]
+    head = ["preset", "tokens", "operations", *names]
+    lines = [head, ["---", "---", "--:", *["--:"] * len(names)]]
+    for row in result["rows"]:
+        if row["preset"] == "skip":
+            continue
+        others = row.get("skip") or [None] * len(names)
+        cells = [_pair(mine, other) for mine, other in zip(row["scores"], others, strict=True)]
+        policy = "noise threshold" if row["policy"] == "own" else row["policy"] or "all"
+        lines.append([row["preset"], policy, f"{row['scores'][0]['cost']:.1%}", *cells])
+    where = result["origin"]
+    source = (
+        f"*{where['device_name']}, torch {where['torch']}, timm {where['timm']}, commit "
+        f"{where['commit']}: [results](../benchmarks/results/mot15/results.csv).*"
+    )
+    rows = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join([*rows, "", source])
+
+
+def _pair(mine: dict[str, Any], other: dict[str, Any] | None) -> str:
+    own = f"{100 * mine['map50']:.1f}"
+    if other is None:
+        return own
+    skip = f"{100 * other['map50']:.1f}"
+    return f"**{own}** / {skip}" if mine["map50"] > other["map50"] else f"{own} / **{skip}**"
+
+
 def store(result: dict[str, Any], out: Path, *, publish: bool) -> None:
     """Files and picture in the folder of the run and, unless it was a trial, in the repository."""
-    places = [(out, out / "mot15.png")] + ([(RESULTS, PICTURE)] if publish else [])
+    places = [(out, out / "figure.png")] + ([(RESULTS, PICTURE)] if publish else [])
     for folder, picture in places:
         write(result, folder)
         if importlib.util.find_spec("matplotlib") is None:
-            print(f"No matplotlib here: draw elsewhere with --from {folder / 'mot15.json'}")
+            print(f"No matplotlib here: draw elsewhere with --from {folder / 'results.json'}")
         else:
             draw(result, picture)
+    if publish:
+        put(PAGE, table(result), "mot15")

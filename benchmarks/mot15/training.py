@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from benchmarks.mot15.clips import Clip, fit, load_clips, scaled
 from benchmarks.mot15.settings import BACKBONE, PATCH, Clock, Options, say
 from eventful.adapters import libraries
+from eventful.bench.results import origin
 from eventful.data import Box
 from eventful.models.anchor_free import PointHead, PointHeadConfig
 from eventful.models.vitdet import Target
@@ -173,6 +174,7 @@ def trained(
         "sequences": {clip.name: len(clip.truth) for clip in clips},
         "parameters": sum(p.numel() for p in head.parameters()),
         "steps": int(log[-1]["step"]) + 1,
+        "commit": origin(str(device))["commit"],
         "log": log,
     }
     folder.mkdir(parents=True, exist_ok=True)

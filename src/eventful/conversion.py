@@ -103,7 +103,7 @@ class BlockForward:
         if step is None:
             return type(self.block).forward(self.block, *args, **kwargs)
         if step.track is not None:
-            return step.track.block(step, self.spec, args, kwargs, partial(self._run, step))
+            return step.track.block(step, self.spec, (args, kwargs), partial(self._run, step))
         return self._run(step, args, kwargs)
 
     def _run(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

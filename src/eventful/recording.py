@@ -8,6 +8,7 @@ replay the model's own code runs around the blocks, which return what the record
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +20,7 @@ from torch.utils import _pytree as pytree
 
 from eventful.selection import Selection
 from eventful.spec import BlockSpec
-from eventful.step import Step
-
-RunBlock = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+from eventful.step import Arguments, RunBlock, Step
 
 
 class Tape:
@@ -72,31 +71,58 @@ class Tape:
         graph.capture_end()
 
 
+_watch = threading.Lock()  # what `waits` turns on belongs to the whole process
+
+
 @contextlib.contextmanager
 def waits(on: bool) -> Iterator[list[str]]:
-    """Collects where the host waited for the device, if `on`; such work cannot be recorded."""
+    """Collects where the host waited for the device, if `on`; such work cannot be recorded.
+
+    Other threads' waits are taken for this one's, which costs no more than a smaller recording.
+    """
     found: list[str] = []
     if not on:
         yield found
         return
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield found
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
-    for made in caught:
-        text = str(made.message)
-        if "synchronizing CUDA operation" in text:
-            found.append(f"{made.filename}:{made.lineno}")
-        elif "Synchronization debug mode" not in text:  # what it says of itself
+    others: list[warnings.WarningMessage] = []
+    try:
+        with _watch, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            before = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield found
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+                for made in caught:
+                    text = str(made.message)
+                    if "synchronizing CUDA operation" in text:
+                        found.append(f"{made.filename}:{made.lineno}")
+                    elif "Synchronization debug mode" not in text:  # what it says of itself
+                        others.append(made)
+    finally:
+        for made in others:
             warnings.warn_explicit(made.message, made.category, made.filename, made.lineno)
+
+
+@contextlib.contextmanager
+def uncached_casts() -> Iterator[None]:
+    """Autocast keeps cast weights until its region ends; recorded work must not read those."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 class Recorded(BaseException):
     """Ends a forward call whose blocks are recorded: nothing was computed that could go on."""
+
+
+class Unlike(BaseException):
+    """Ends a forward call whose first block is called in another way than the recorded one."""
 
 
 @dataclass(frozen=True)
@@ -109,76 +135,89 @@ class _Left:
 
 
 @dataclass
-class Recording:
-    """Records the blocks of one step; set as the step's `track`.
+class Blocks:
+    """Recorded blocks.
 
     Attributes:
-        begin: starts recording.
-        finish: ends it.
         places: the arguments of the first block; its tensors are where a replay reads them.
         left: by block.
         held: arguments that the recorded work may read, kept alive.
     """
 
-    begin: Callable[[], None]
-    finish: Callable[[], None]
     places: list[Any] = field(default_factory=list)
     left: dict[str, _Left] = field(default_factory=dict)
     held: list[Any] = field(default_factory=list)
-    _moved: dict[int, Tensor] = field(default_factory=dict)
 
-    def block(
-        self, step: Step, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any],
-        run: RunBlock,
-    ) -> Any:  # fmt: skip
+
+class Recorder:
+    """Records the blocks of one step.
+
+    Args:
+        begin: starts recording.
+        finish: ends it.
+    """
+
+    def __init__(self, begin: Callable[[], None], finish: Callable[[], None]) -> None:
+        self.blocks = Blocks()
+        self._begin, self._finish = begin, finish
+        self._moved: dict[int, Tensor] = {}
+
+    def block(self, step: Step, spec: BlockSpec, call: Arguments, run: RunBlock) -> Any:
         """Record one block; at the last one raises `Recorded`."""
-        given, tree = pytree.tree_flatten((args, kwargs))
-        self.held += given
+        given, tree = pytree.tree_flatten(call)
+        self.blocks.held += given
         if spec.first:
-            self.places = [v.clone() if isinstance(v, Tensor) else v for v in given]
-            pairs = zip(given, self.places, strict=True)
+            places = [v.clone() if isinstance(v, Tensor) else v for v in given]
+            pairs = zip(given, places, strict=True)
             self._moved = {id(v): place for v, place in pairs if isinstance(v, Tensor)}
-            self.begin()
+            self.blocks.places = places
+            self._begin()
         args, kwargs = pytree.tree_unflatten([self._moved.get(id(v), v) for v in given], tree)
         output = run(args, kwargs)
-        self.left[spec.name] = _Left(output, frozenset(step.compact), dict(step.selections))
+        left = _Left(output, frozenset(step.compact), dict(step.selections))
+        self.blocks.left[spec.name] = left
         if spec.last:
-            self.finish()
+            self._finish()
             raise Recorded
         return output
 
 
-@dataclass
 class Replay:
-    """Plays recorded blocks in one step; set as the step's `track`.
+    """Plays recorded blocks in one step.
 
-    Attributes:
+    Args:
         play: runs the recorded work.
     """
 
-    recording: Recording
-    play: Callable[[], None]
-    _outputs: dict[str, Any] = field(default_factory=dict)
+    def __init__(self, blocks: Blocks, play: Callable[[], None]) -> None:
+        self._blocks, self._play = blocks, play
+        self._outputs: dict[str, Any] = {}
 
-    def block(
-        self, step: Step, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any],
-        run: RunBlock,
-    ) -> Any:  # fmt: skip
+    def block(self, step: Step, spec: BlockSpec, call: Arguments, run: RunBlock) -> Any:
         """What the block returned, in memory of its own; at the first one everything runs."""
         if spec.first:
-            given, _ = pytree.tree_flatten((args, kwargs))
-            for place, value in zip(self.recording.places, given, strict=True):
-                if isinstance(place, Tensor):
-                    place.copy_(value, non_blocking=True)
-            self.play()
-            names = list(self.recording.left)
-            outputs = _copied([self.recording.left[name].output for name in names])
+            self._fill(pytree.tree_leaves(call))
+            self._play()
+            names = list(self._blocks.left)
+            outputs = _copied([self._blocks.left[name].output for name in names])
             self._outputs = dict(zip(names, outputs, strict=True))
-        left = self.recording.left[spec.name]
+        left = self._blocks.left[spec.name]
         step.compact.clear()
         step.compact.update(left.compact)
         step.selections.update(left.selections)
         return self._outputs[spec.name]
+
+    def _fill(self, given: list[Any]) -> None:
+        places = self._blocks.places
+        if [_kind(value) for value in given] != [_kind(place) for place in places]:
+            raise Unlike
+        for place, value in zip(places, given, strict=True):
+            if isinstance(place, Tensor):
+                place.copy_(value, non_blocking=True)
+
+
+def _kind(value: Any) -> Any:
+    return (value.shape, value.dtype) if isinstance(value, Tensor) else type(value)
 
 
 def _copied(values: Sequence[Any]) -> list[Any]:

@@ -25,9 +25,19 @@ from torch.utils import _pytree as pytree
 from eventful import ops
 from eventful.calls import Call
 from eventful.config import Config
+from eventful.errors import UnsupportedError
 from eventful.layout import TokenLayout
 from eventful.policies import Dials, Policy, dials_of, refresh_period
-from eventful.recording import Recorded, Recording, Replay, Tape, waits
+from eventful.recording import (
+    Blocks,
+    Recorded,
+    Recorder,
+    Replay,
+    Tape,
+    Unlike,
+    uncached_casts,
+    waits,
+)
 from eventful.slots import SlotPool, SlotState
 from eventful.step import BlockRecord, GateRecord, Resident, Step, StepRecord
 from eventful.weights import Census
@@ -85,7 +95,7 @@ class _Work:
     uses: int = 0
     refused: bool = False
     asks: bool | None = None  # the rest of the model cannot be recorded; None until known
-    blocks: Recording | None = None  # where the blocks alone are recorded
+    blocks: Blocks | None = None  # where the blocks alone are recorded
     tape: Tape | None = None
     result: Any = None
     record: StepRecord | None = None
@@ -281,31 +291,22 @@ class Residence:
             host.report.copy_(work.report, non_blocking=True)
             told.append(_mark(cuda))
 
-        def play() -> None:
-            assert work.tape is not None
-            work.tape.play(tell)
-            host.sound.copy_(work.sound, non_blocking=True)
-
         recordable = cuda and capture and work.uses > 1 and not work.refused
         if recordable and work.tape is None and work.asks is not None:
             self._record(work, call, fresh(), launch, unpack)
         if recordable and work.tape is not None:
-            if work.blocks is None:
-                play()
-                result = pytree.tree_map_only(Tensor, torch.clone, work.result)
+            try:
+                result = self._replay(work, call, fresh(), launch, host, tell)
+            except Unlike:
+                work.refused, work.tape, work.blocks = True, None, None
             else:
-                step = fresh()
-                step.track = Replay(work.blocks, play)
+                assert work.numbers is not None
                 assert work.record is not None
-                step.record.gates, step.record.blocks = work.record.gates, work.record.blocks
-                result = launch(step, call.run)
-            assert work.numbers is not None
-            assert work.record is not None
-            record = partial(_record_of, work.record, work.counts, work.numbers.clone())
-            if maps:
-                made = record()
-                record = partial(lambda value: value, made)
-            return Outcome(result, record, host.report, host.sound, told[0], replayed=True)
+                record = partial(_record_of, work.record, work.counts, work.numbers.clone())
+                if maps:
+                    made = record()
+                    record = partial(lambda value: value, made)
+                return Outcome(result, record, host.report, host.sound, told[0], replayed=True)
         step = fresh()
         assert step.resident is not None
         step.resident.gated = tell
@@ -317,6 +318,25 @@ class Residence:
         return Outcome(
             result, lambda: step.record, host.report, host.sound, told[0] if told else None
         )
+
+    def _replay(
+        self, work: _Work, call: Call, step: Step, launch: Launch, host: HostPlaces,
+        tell: Callable[[], None],
+    ) -> Any:  # fmt: skip
+        """Launch recorded work; of a model that runs around it, `step` is the step."""
+
+        def play() -> None:
+            assert work.tape is not None
+            assert work.record is not None
+            work.tape.play(tell)
+            host.sound.copy_(work.sound, non_blocking=True)
+            step.record.gates, step.record.blocks = work.record.gates, work.record.blocks
+
+        if work.blocks is not None:
+            step.track = Replay(work.blocks, play)
+            return launch(step, call.run)
+        play()
+        return pytree.tree_map_only(Tensor, torch.clone, work.result)
 
     def _record(
         self, work: _Work, call: Call, step: Step, launch: Launch, unpack: Callable[[Step], None]
@@ -345,15 +365,25 @@ class Residence:
             return result
 
         try:
-            if work.asks:
-                step.track = work.blocks = Recording(begin, finish)
-                with contextlib.suppress(Recorded):
-                    launch(step, call.run)
-            else:
-                work.result = launch(step, whole)
+            with uncached_casts():
+                if work.asks:
+                    step.track = recorder = Recorder(begin, finish)
+                    with contextlib.suppress(Recorded):
+                        launch(step, call.run)
+                    work.blocks = recorder.blocks
+                else:
+                    work.result = launch(step, whole)
+            if work.numbers is None:
+                raise UnsupportedError("The call ended ahead of the last block.")
             work.tape = tape
-        except Exception as error:
+        except BaseException as error:
             tape.abandon()
+            work.blocks = None
+            if not isinstance(error, Exception):
+                raise
+            if not work.asks:
+                work.asks = True  # the blocks alone, next time
+                return
             work.refused = True
             warnings.warn(
                 "This model's step cannot be recorded as a CUDA graph, so every frame launches "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -214,6 +214,18 @@ class Resident:
     gated: Callable[[], None] = lambda: None
 
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+RunBlock = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Track(Protocol):
+    """Takes over the blocks' calls of a step."""
+
+    def block(self, step: Step, spec: Any, call: Arguments, run: RunBlock) -> Any:
+        """Stand in for the block of a `BlockSpec`; `run` is the block itself."""
+        ...
+
+
 @dataclass
 class Step:
     """One step of B streams.
@@ -248,7 +260,7 @@ class Step:
     cache: dict[Any, Any] = field(default_factory=dict)
     constants: dict[Any, Any] = field(default_factory=dict)
     resident: Resident | None = None
-    track: Any = None
+    track: Track | None = None
 
     def __post_init__(self) -> None:
         self.record = StepRecord(self.config, self.flushing, self.layouts)

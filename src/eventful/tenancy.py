@@ -189,7 +189,7 @@ class Tenancy:
             state.put(rows, part)
         order = sorted(range(len(state)), key=(late + rest).__getitem__)
         places = torch.tensor(order, device=call.frame.device)
-        result = _join([part[0] for part in parts], order, places)
+        result = _join([part[0] for part in parts], (len(late), len(rest)), order, places)
         return result, lambda: join_records([part[1]() for part in parts], places), None
 
     def _pass(
@@ -252,16 +252,19 @@ def _among(bad: list[int], state: SlotState) -> str:
     return f" (stream {places} of {len(state)} in the batch)"
 
 
-def _join(results: list[Any], order: list[int], places: Tensor) -> Any:
+def _join(results: list[Any], sizes: tuple[int, int], order: list[int], places: Tensor) -> Any:
     """The outputs of two passes as one, streams in their order.
 
     Args:
+        sizes: streams of each pass.
         order: for each stream its place among those of the first pass, then of the second.
         places: the same as a tensor.
     """
 
-    def per_stream(value: Any) -> bool:
-        return isinstance(value, list) and not any(isinstance(entry, Tensor) for entry in value)
+    def per_stream(value: Any, size: int) -> bool:
+        if not isinstance(value, list) or len(value) != size:
+            return False
+        return not any(isinstance(entry, Tensor | tuple | list) for entry in value)
 
     def join(first: Any, second: Any) -> Any:
         if not isinstance(first, Tensor):
@@ -274,7 +277,7 @@ def _join(results: list[Any], order: list[int], places: Tensor) -> Any:
             )
         return torch.cat([first, second]).index_select(0, places)
 
-    if all(map(per_stream, results)) and sum(map(len, results)) == len(order):
+    if all(map(per_stream, results, sizes)):
         every = [entry for result in results for entry in result]  # a detector's, frame by frame
         return [every[place] for place in order]
     return pytree.tree_map(join, *results)

@@ -8,7 +8,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -101,7 +101,9 @@ def _recipes(shop: Workshop, found: DensePaths) -> Iterator[tuple[str, Callable[
 
 
 def _cpu_recipes(shop: Workshop, found: DensePaths) -> Iterator[tuple[str, Callable[[], Forward]]]:
-    if shop.example.dtype == torch.float32:
+    if shop.example.dtype == torch.float32 and not _bf16_pays():
+        found.notes.append("dense bf16 not measured: this CPU multiplies slower in it")
+    elif shop.example.dtype == torch.float32:
         half = copy.deepcopy(shop.model).to(torch.bfloat16)
         yield "bf16", lambda: _cast(_no_grad(half), torch.bfloat16)
         trial = found.trial_ms
@@ -113,6 +115,16 @@ def _cpu_recipes(shop: Workshop, found: DensePaths) -> Iterator[tuple[str, Calla
         return
     for hint in _openvino_precisions(shop.example.dtype):
         yield f"openvino-{hint}", partial(_openvino, shop.model, shop.example, hint)
+
+
+@lru_cache(maxsize=1)
+def _bf16_pays() -> bool:
+    """Whether this CPU multiplies in bf16 at nearly the speed of fp32, or faster."""
+    seconds = {}
+    for kind in (torch.float32, torch.bfloat16):
+        a = torch.ones(512, 512, dtype=kind)
+        seconds[kind] = min(timed(lambda x: x @ x, a)[1] for _ in range(3))
+    return seconds[torch.bfloat16] < 1.5 * seconds[torch.float32]
 
 
 def _trial(run: Forward, example: Tensor) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import platform
 import subprocess
@@ -77,6 +78,12 @@ def read_all(folder: Path) -> tuple[list[Record], list[Record]]:
         latest[tuple(record.get(name, "") for name in _SAME)] = record
     runs = [record for record in latest.values() if not record.get("over")]
     return runs, [record for record in latest.values() if record.get("over")]
+
+
+def read_runtimes(folder: Path) -> list[dict[str, Any]]:
+    """The reports of `bench runtime --out FOLDER/runtime/NAME`."""
+    paths = sorted((folder / "runtime").glob("*/results.json"))
+    return [json.loads(path.read_text()) for path in paths]
 
 
 # Two rows alike in these measure the same thing: the later one counts.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from eventful.bench.results import Record
 from eventful.errors import UnsupportedError
@@ -43,6 +44,60 @@ def short(records: Sequence[Record]) -> str:
     for where, group in by_machine(wanted).items():
         parts += [f"**{where}**", "", _table(group, _SHORT), ""]
     return "\n".join(parts)
+
+
+def runtimes(reports: Sequence[dict[str, Any]]) -> str:
+    """Times of the paper's systems, by machine; `reports` are those of `bench runtime`."""
+    groups: dict[str, list[str]] = {}
+    for report in sorted(reports, key=lambda report: report["settings"]["device"] == "cpu"):
+        where, settings = report["origin"], report["settings"]
+        device = {"device": settings["device"], **where}
+        kind = _SHORT_DTYPE.get(settings["dtype"], settings["dtype"])
+        title = f"### {machine(device)}, {kind}"
+        lines = groups.setdefault(title, [])
+        rows = report["rows"]
+        paper = f"published_{'cpu' if settings['device'] == 'cpu' else 'gpu'}_ms"
+        base = {(r["model"], r["size"]): r[paper] for r in rows if r["label"] == "Base model"}
+        lines += [_runtime(row, base.get((row["model"], row["size"])), paper) for row in rows]
+        note = f"*torch {where['torch']}, commit {where['commit']}*"
+        if note not in lines:
+            lines.append(note)
+    parts = []
+    for title, lines in groups.items():
+        notes = [line for line in lines if line.startswith("*")]
+        table = [line for line in lines if line not in notes]
+        parts += [title, "", *_RUNTIME_HEAD, *table, "", *notes, ""]
+    return "\n".join(parts) or "*Nothing is recorded yet: `eventful bench runtime`.*"
+
+
+_RUNTIME_HEAD = (
+    "| system | variant | first frame | transformer | total | transformer, against the fastest "
+    "dense | total, against the fastest dense | transformer, against the base model "
+    "| in the paper |",
+    "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+)
+
+
+def _runtime(row: dict[str, Any], base: float | None, paper: str) -> str:
+    variant = row["label"] if row["r"] is None else f"{row['label']}, r = {row['r']}"
+    # All steps of a video at once have no first one.
+    together = row["model"] == "vivit" and row["label"].startswith("Base model, ")
+    cells = [
+        f"{_SYSTEMS[row['model']]} {row['size']}",
+        variant,
+        "" if together else _milliseconds(row["first_ms"]),
+        *(_milliseconds(row[name]) for name in ("ms", "total_ms")),
+        *(f"{row[name]:.2f}x" for name in ("speedup", "total_speedup", "base_speedup")),
+        f"{base / row[paper]:.2f}x" if base and row[paper] else "",
+    ]
+    return f"| {' | '.join(cell or '–' for cell in cells)} |"
+
+
+_SYSTEMS = {"vitdet": "ViTDet-B", "vivit": "ViViT-B"}
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
 def pictures(paths: Sequence[Path], page: Path) -> str:
@@ -106,9 +161,7 @@ def number(record: Record, name: str) -> float | None:
 def _ms(name: str) -> Callable[[Record], str]:
     def show(record: Record) -> str:
         value = number(record, name)
-        if value is None:
-            return ""
-        return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+        return "" if value is None else _milliseconds(value)
 
     return show
 

@@ -302,7 +302,7 @@ def bench_runtime(
     dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = Dtype.float32,
     frames: Annotated[
         int | None,
-        typer.Option(min=1, help="Steady frames of ViTDet; usually 8 on a CPU, 30 on a GPU."),
+        typer.Option(min=1, help="Steady frames of ViTDet; usually 6 on a CPU, 30 on a GPU."),
     ] = None,
     views: Annotated[str, typer.Option(help="Of a video of ViViT, temporal x spatial.")] = "4x3",
     weights: Annotated[

@@ -14,7 +14,7 @@ import torch
 
 from eventful.bench.cases import SUBJECTS
 from eventful.bench.measure import check, measure, state_needed
-from eventful.bench.results import append, origin, read_all
+from eventful.bench.results import append, origin, read_all, read_runtimes
 from eventful.bench.rows import Row, Setting
 from eventful.bench.sweep import points
 from eventful.cli import bench_tables
@@ -136,6 +136,7 @@ def plot(results: Path, docs: Path, readme: Path) -> None:
     growth = [path for path in made if path.stem.startswith("growth-")]
     tables.put(page, tables.full(runs))
     tables.put(page, tables.pictures(growth, page), "growth")
+    tables.put(page, tables.runtimes(read_runtimes(results)), "runtime")
     tables.put(readme, tables.short(runs))
     for path in (*made, page, readme):
         print(f"wrote {path}")

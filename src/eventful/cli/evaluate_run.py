@@ -160,10 +160,11 @@ def narrowed(made: Experiment, model: str | None, size: int | None) -> Experimen
 
 def run_runtime(made: Experiment, plan: Plan, out: Path | None, as_json: bool) -> None:
     """Time an experiment of kind `runtime`."""
-    with _progress() as progress:
-        report = measure_runtime(made, plan, progress)
     if out is not None:
-        report.write(out)
+        out.mkdir(parents=True, exist_ok=True)  # or an hour could pass before it fails
+    keep = (lambda report: report.write(out)) if out is not None else (lambda _: None)
+    with _progress() as progress:
+        report = measure_runtime(made, plan, progress, keep)
     if as_json:
         print(json.dumps(report.plain(), indent=2))
         return
@@ -230,12 +231,13 @@ def _views(text: str) -> tuple[int, int]:
 
 
 def _check_device(device: str, dtype: str) -> None:
-    try:
-        torch.device(device)
-    except RuntimeError:
-        raise ConfigError(f"--device is cpu, cuda or cuda:0 and so on: {device!r}.") from None
-    if device.startswith("cuda") and not torch.cuda.is_available():
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or not (number == "" or number.isdigit()):
+        raise ConfigError(f"--device is cpu, cuda or cuda:0 and so on: {device!r}.")
+    if kind == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError("No CUDA device here (`eventful doctor`); use --device cpu.")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise UnsupportedError(f"There is no {device}: {torch.cuda.device_count()} GPUs are here.")
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype is one of {', '.join(DTYPES)}: {dtype!r}.")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ class Contender(ABC):
 class Dense(Contender):
     """The model as it is, whole on every step."""
 
-    def __init__(self, model: nn.Module, macs: int) -> None:
+    def __init__(self, model: Callable[..., Any], macs: int) -> None:
         self._model, self._macs = model, macs
 
     @property

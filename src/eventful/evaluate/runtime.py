@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -24,20 +24,21 @@ from eventful.bench.results import origin
 from eventful.bench.timing import in_turn, timed
 from eventful.config import Config
 from eventful.conversion import convert
-from eventful.evaluate.contenders import Contender, contender, dense_macs
+from eventful.errors import ConfigError
+from eventful.evaluate.contenders import Contender, Dense, contender, dense_macs
 from eventful.evaluate.evaluation import Progress
 from eventful.evaluate.experiment import Experiment
 from eventful.evaluate.models import Weights
 from eventful.evaluate.report import Report, Row
-from eventful.evaluate.variants import BASE, DENSE, Variant
+from eventful.evaluate.variants import BASE, DENSE, SKIP, Variant
 from eventful.models.blocks import pooled
 from eventful.models.vitdet.model import ViTDet, vitdet_b
 from eventful.models.vivit.model import ViViT, steps, vivit_b
 from eventful.video.synthetic import moving_objects
 
-WARM = 3  # steps of every contender before any is timed: a flush and two steady ones
+WARM = {"cpu": 2, "cuda": 5}  # steps of every contender before any is timed; recording takes four
 ROUNDS = {"cpu": 1, "cuda": 5}  # timed flushes of a detector, timed videos of a recogniser
-USUAL_FRAMES = {"cpu": 8, "cuda": 30}
+USUAL_FRAMES = {"cpu": 6, "cuda": 30}
 
 
 @dataclass(frozen=True)
@@ -123,13 +124,17 @@ class Entry:
         }
 
 
-def measure_runtime(experiment: Experiment, plan: Plan, progress: Progress) -> Report:
-    """Time every variant; those of one model and size take turns."""
-    rows: list[Row] = []
-    notes: dict[str, str] = {}
-    for (model, size), group in groupby(experiment.variants, lambda v: (v.model, v.size)):
-        time = _time_detector if model == "vitdet" else _time_recogniser
-        rows += time(list(group), size, plan, progress, notes)
+def measure_runtime(
+    experiment: Experiment,
+    plan: Plan,
+    progress: Progress,
+    keep: Callable[[Report], None] = lambda _: None,
+) -> Report:
+    """Time every variant; those of one model and size take turns.
+
+    Args:
+        keep: given the report so far after each model and size, which may take many minutes.
+    """
     settings = {
         "device": plan.device,
         "dtype": plan.dtype,
@@ -138,9 +143,13 @@ def measure_runtime(experiment: Experiment, plan: Plan, progress: Progress) -> R
         "weights": sorted(plan.weights),
         "compile": plan.compiled,
     }
-    return Report(
-        experiment, tuple(rows), settings, origin(plan.device), detail={"dense_paths": notes}
-    )
+    report = Report(experiment, (), settings, origin(plan.device), detail={"dense_paths": {}})
+    for (model, size), group in groupby(experiment.variants, lambda v: (v.model, v.size)):
+        time = _time_detector if model == "vitdet" else _time_recogniser
+        rows = time(list(group), size, plan, progress, report.detail["dense_paths"])
+        report = replace(report, rows=(*report.rows, *rows))
+        keep(report)
+    return report
 
 
 def _time_detector(
@@ -157,7 +166,8 @@ def _time_detector(
     dense = dense_macs(model.backbone, size)
     entries = [Entry(v, contender(model.backbone, v, size)) for v in variants]
     entries.append(_fastest_dense(variants[0], model.backbone, clip[0], dense, plan, notes))
-    progress.begin(variants[0], (WARM + plan.rounds + plan.steady) * len(entries), 1)
+    warm = WARM[plan.kind]
+    progress.begin(variants[0], (warm + plan.rounds + plan.steady) * len(entries), 1)
 
     def step(entry: Entry, pixels: Tensor) -> tuple[float, float]:
         features, spent = timed(entry.run, pixels)
@@ -166,8 +176,9 @@ def _time_detector(
         return spent, spent + rest
 
     for entry in entries:  # each alone, so that what it captures or compiles is its own
-        for t in range(WARM):
-            step(entry, clip[t % len(clip)])
+        for t in range(warm):
+            entry.run(clip[t % len(clip)])
+            progress.advance(1)
     for turn in range(plan.rounds):
         for entry in in_turn(entries, turn):
             entry.run.reset()
@@ -243,23 +254,6 @@ def _rows(
     return rows
 
 
-class _Path(Contender):
-    """A dense path as a contender."""
-
-    def __init__(self, run: Callable[[Tensor], Tensor], macs: int) -> None:
-        self._run, self._macs = run, macs
-
-    @property
-    def macs(self) -> int:
-        """See `Contender`."""
-        return self._macs
-
-    def __call__(self, *args: Any) -> Any:
-        """See `Contender`."""
-        with torch.no_grad():
-            return self._run(*args)
-
-
 class _StreamedViews(Contender):
     """A stream for each view, stepped together."""
 
@@ -276,8 +270,7 @@ class _StreamedViews(Contender):
     @property
     def macs(self) -> int:
         """See `Contender`."""
-        record = self._batch.last
-        return 0 if record is None else sum(made.total for made in record.operations())
+        return 0 if self._batch.last is None else self._batch.last.macs
 
     def __call__(self, *args: Any) -> Any:
         """See `Contender`."""
@@ -286,10 +279,12 @@ class _StreamedViews(Contender):
 
 def _views_together(model: nn.Module, variant: Variant, size: int, views: int) -> Contender:
     config = variant.config()
+    if variant.preset == SKIP:
+        raise ConfigError(f"{variant.label}: the time of skipping is that of dense, by its share.")
     if config is None:
-        return _Path(model, views * dense_macs(model, size))
+        return Dense(model, views * dense_macs(model, size))
     if variant.preset == DENSE:
-        return _Path(pooled(model, config.pool), views * dense_macs(model, size, config.pool))
+        return Dense(pooled(model, config.pool), views * dense_macs(model, size, config.pool))
     return _StreamedViews(model, config, views)
 
 
@@ -307,7 +302,7 @@ def _fastest_dense(
     variant = Variant(f"Base model, {best}", DENSE, like.model, like.size)
     trials = ", ".join(f"{name} {ms:.3g} ms" for name, ms in paths.trial_ms.items())
     notes[variant.key] = "; ".join([f"trials: {trials}", *paths.notes])
-    return Entry(variant, _Path(paths.runs[best], macs))
+    return Entry(variant, Dense(paths.runs[best], macs))
 
 
 @torch.no_grad()

@@ -58,8 +58,8 @@ class Item:
             self.store.save(self.variant, self.index, self.video.name, result)
         except DataError as error:
             return str(error)
-        except EventfulError:
-            raise
+        except EventfulError as error:
+            raise type(error)(f"Video {self.video.name}: {error}") from error
         except Exception as error:
             raise WorkerError(
                 f"Video {self.video.name} failed. What is done is kept.\n{traceback.format_exc()}"
@@ -128,6 +128,7 @@ class Workers:
                 raise value
             else:
                 left -= 1
+                doing = {pid: name for pid, name in doing.items() if name != names[index]}
                 if value is not None:
                     problems[index] = value
         return problems

@@ -238,8 +238,15 @@ class Trainer:
 
     def _resume(self) -> None:
         # The first process chooses: each for itself, they could come to different ones.
-        chosen = checkpoints.newest(self.folder / "checkpoints") if self.processes.first else None
-        path = self.processes.gather(chosen and chosen[0])[0]
+        chosen, problem = None, None
+        if self.processes.first:
+            try:
+                chosen = checkpoints.newest(self.folder / "checkpoints")
+            except CheckpointError as error:  # the others must hear of it, too
+                problem = error
+        path, problem = self.processes.gather((chosen and chosen[0], problem))[0]
+        if problem is not None:
+            raise problem
         if path is None:
             return
         saved = chosen[1] if chosen else checkpoints.load(path)
