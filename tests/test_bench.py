@@ -438,7 +438,8 @@ def folder(plan, tmp_path, monkeypatch, capsys):
     bench.sweep(quick, ("r",), (2, 8), None, as_json=True)
     bench.sweep(quick, ("tokens",), (16, 36), None, as_json=True)
     bench.sweep(quick, ("depth", "batch"), (), None, as_json=True)
-    for page, names in {"docs/benchmarks.md": ("bench", "growth"), "README.md": ("bench",)}.items():
+    marks = {"docs/benchmarks.md": ("bench", "runtime", "growth"), "README.md": ("bench",)}
+    for page, names in marks.items():
         text = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in names)
         (tmp_path / page).write_text(f"before\n{text}after\n")
     capsys.readouterr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -219,3 +220,34 @@ def test_runtimes(vid: Path, epic: Path) -> None:
     rows = json.loads(text)["rows"]
     assert {"Base model", "Temporal", "fast", "exact"} <= {row["label"] for row in rows}
     assert any(row["label"].startswith("Base model, ") for row in rows)
+
+
+def test_recorded_steps_outlive_a_region_of_autocast() -> None:
+    """Autocast drops its cast weights when a region ends; a graph must not have read them."""
+    model = tiny_models.detector().cuda().eval()
+    config = eventful.Config.fast(eventful.TopR(16), fallback=False)
+    stream = eventful.Stream(eventful.convert(model.backbone, config))
+    frames = torch.randn(8, 1, 3, 64, 64, device="cuda")
+    for part in (frames[:5], frames[5:]):
+        with torch.autocast("cuda", torch.bfloat16):
+            for frame in part:
+                got = stream(frame)
+                with torch.no_grad():
+                    wanted = model.backbone(frame)
+                torch.testing.assert_close(got, wanted, atol=0.1, rtol=0.1)
+        torch.empty(1 << 22, device="cuda").fill_(torch.nan)  # over what was freed
+
+
+def test_a_stream_that_ends_gives_its_slot_back() -> None:
+    model = eventful.convert(
+        tiny_models.detector().cuda().eval(),
+        eventful.Config.fast(eventful.TopR(4), fallback=False),
+    )
+    for _ in range(3):
+        stream = eventful.Stream(model)
+        for _ in range(5):
+            stream(torch.randn(1, 3, 64, 64, device="cuda"))
+        pool = stream._tenancy.residence.pool
+        del stream
+        gc.collect()
+        assert pool.capacity == 1

@@ -3,6 +3,9 @@ anew, so what the blocks return on replay is what they left when recorded."""
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -124,3 +127,23 @@ def test_a_replay_reads_the_new_frame(monkeypatch) -> None:
     recorder.blocks.places[0] = tokens[:, :-1]
     with pytest.raises(Unlike):
         stream(third)
+
+
+def test_recorded_blocks_keep_no_stream_alive(monkeypatch) -> None:
+    entry = FAMILIES["vit"]
+    model = eventful.convert(entry.make(), Config.fast(TopR(9), fallback=False))
+    stream = Stream(model)
+    first, second = moving_square(2, entry.size)
+    stream(first)
+    known = [stream]
+    recorder = Recorder(known.copy, known.copy)  # as a residence's, they know the step
+    made = through(monkeypatch, recorder)
+    with pytest.raises(Recorded):
+        stream(second)
+    blocks, state = recorder.blocks, weakref.ref(made[-1].state)
+    monkeypatch.undo()
+    made.clear()
+    del recorder, stream, known
+    gc.collect()
+    assert blocks.left
+    assert state() is None

@@ -24,11 +24,16 @@ from eventful.step import Arguments, RunBlock, Step
 
 
 class Tape:
-    """Two CUDA graphs, recorded one after the other on a stream aside."""
+    """Two CUDA graphs, recorded one after the other on a stream aside.
+
+    Attributes:
+        complete: both are there.
+    """
 
     def __init__(self, device: torch.device, pool: Any, side: Any) -> None:
         self._device, self._pool, self._side = device, pool, side
         self._graphs = (torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
+        self.complete = False
         self._open: Any = None
         self._aside = contextlib.ExitStack()
 
@@ -47,6 +52,7 @@ class Tape:
         """Both graphs are there."""
         self._stop()
         self._aside.close()
+        self.complete = True
 
     def abandon(self) -> None:
         """Leave a recording that failed, on the stream it began on."""

@@ -244,16 +244,8 @@ class Residence:
         # Stock attention is the faster one for many streams, but knows no slots: work of its own.
         state.fixed = len(state) >= _MANY and state.in_a_row
         where = state.rows[0] if state.fixed else None
-        key = (
-            len(state),
-            width,
-            flush,
-            noisy,
-            maps,
-            call.key(),
-            where,
-            _autocast(call.frame.device),
-        )
+        cast = _autocast(call.frame.device)
+        key = (len(state), width, flush, noisy, maps, call.key(), where, cast)
         if key not in self._works:
             self._works[key] = _places(call.frame, len(state))
         work = self._works[key]
@@ -373,7 +365,7 @@ class Residence:
                     work.blocks = recorder.blocks
                 else:
                     work.result = launch(step, whole)
-            if work.numbers is None:
+            if not tape.complete:
                 raise UnsupportedError("The call ended ahead of the last block.")
             work.tape = tape
         except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,10 @@ def runtimes(reports: Sequence[dict[str, Any]]) -> str:
         rows = report["rows"]
         paper = f"published_{'cpu' if settings['device'] == 'cpu' else 'gpu'}_ms"
         base = {(r["model"], r["size"]): r[paper] for r in rows if r["label"] == "Base model"}
-        lines += [_runtime(row, base.get((row["model"], row["size"])), paper) for row in rows]
+        views = math.prod(settings["views"])
+        for row in rows:
+            published = base.get((row["model"], row["size"]))
+            lines.append(_runtime(row, views, published, paper))
         note = f"*torch {where['torch']}, commit {where['commit']}*"
         if note not in lines:
             lines.append(note)
@@ -78,12 +82,15 @@ _RUNTIME_HEAD = (
 )
 
 
-def _runtime(row: dict[str, Any], base: float | None, paper: str) -> str:
+def _runtime(row: dict[str, Any], views: int, base: float | None, paper: str) -> str:
+    system = f"{_SYSTEMS[row['model']]} {row['size']}"
+    if row["model"] == "vivit":
+        system += f", {views} view" + "s" * (views > 1)
     variant = row["label"] if row["r"] is None else f"{row['label']}, r = {row['r']}"
     # All steps of a video at once have no first one.
     together = row["model"] == "vivit" and row["label"].startswith("Base model, ")
     cells = [
-        f"{_SYSTEMS[row['model']]} {row['size']}",
+        system,
         variant,
         "" if together else _milliseconds(row["first_ms"]),
         *(_milliseconds(row[name]) for name in ("ms", "total_ms")),

@@ -289,10 +289,12 @@ def _show(report: Report, out: Path | None) -> None:
     console = Console()
     made = report.experiment
     title = f"{made.title} ({made.paper})" if made.paper else made.title
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    columns = _runtime_columns() if made.kind == "runtime" else _columns(report)
-    for name, justify, _ in columns:
-        table.add_column(name, justify=justify)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = _columns(report)
+    if made.kind == "runtime":
+        columns = _runtime_columns()[: None if console.width >= 100 else -1]
+    for place, (name, justify, _) in enumerate(columns):
+        table.add_column(name, justify=justify, no_wrap=not place and made.kind == "runtime")
     group = ""
     for row in report.rows:
         if made.kind == "runtime" and group != (group := f"{row.model} {row.size}"):
