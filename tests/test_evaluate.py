@@ -358,8 +358,13 @@ if __name__ == "__main__":
     store = RunStore.open(sys.argv[1], {}, resume=True)
     frames = ImageFiles(Path(), ("x" * 100_000,))  # more than a pipe holds
     items = [Item(Slow(), store, "v", i, Video("v", frames)) for i in range(8)]
+
+    def stop(frames):
+        Path(sys.argv[2]).touch()
+        os.killpg(0, signal.SIGINT)
+
     with Workers(2, threads=1) as workers:
-        workers.run(items, lambda frames: os.killpg(0, signal.SIGINT))
+        workers.run(items, stop)
 """
 
 
@@ -368,12 +373,14 @@ def test_ctrl_c_ends_every_process_at_once(tmp_path: Path) -> None:
     script = tmp_path / "stopped.py"
     script.write_text(STOPPED)
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "run")],
+        [sys.executable, str(script), str(tmp_path / "run"), str(tmp_path / "pressed")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,  # three processes that load torch, on a machine that may be busy
         start_new_session=True,
     )
+    took = time.time() - (tmp_path / "pressed").stat().st_mtime
+    assert took < 30  # a worker's job would go on for ten minutes
     assert done.returncode == -signal.SIGINT
     assert done.stderr.count("Traceback") == 1  # of the calling process alone
     assert not list(tmp_path.rglob("*.part"))
