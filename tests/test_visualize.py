@@ -221,3 +221,13 @@ def test_only_json_reaches_stdout(tmp_path: Path) -> None:
     words = ["visualize", *arguments, "--frames", "3", "--out", str(tmp_path), "--json"]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert json.loads(done.stdout)["frames"] == 3
+
+
+def test_what_cannot_be_drawn_is_said_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for arguments, message in (
+        (["--out", str(tmp_path / "file/sub")], "cannot be written to"),
+        (["--out", str(tmp_path), "--preset", "papr"], "no preset 'papr'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            CliRunner().invoke(app, ["visualize", "synthetic", *arguments], catch_exceptions=False)

@@ -120,9 +120,11 @@ class _Bar:
         if self.quiet:
             yield self
             return
+        from rich.console import Console
         from rich.progress import Progress, TimeRemainingColumn
 
-        with Progress(*Progress.get_default_columns()[:-1], TimeRemainingColumn()) as progress:
+        columns = (*Progress.get_default_columns()[:-1], TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True)) as progress:
             self.progress = progress
             yield self
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eventful.cli.subjects import Features, Subject, subject
-from eventful.config import Config
+from eventful.config import PRESETS, Config
 from eventful.conversion import convert
 from eventful.data.mot import sequence_info
 from eventful.errors import ConfigError, MissingFileError, UnsupportedError
@@ -63,6 +63,12 @@ def run(options: Options, as_json: bool) -> None:
     """Make the video, the sheet, the chart and a table of the steps."""
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise UnsupportedError("No CUDA device here (`eventful doctor`); use --device cpu.")
+    if options.preset not in PRESETS:
+        raise ConfigError(f"There is no preset {options.preset!r}: {', '.join(PRESETS)}.")
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {options.out} cannot be written to: {error}.") from None
     frames, fps = open_frames(options.source, options.start, options.frames)
     shown = subject(options.model, options.weights, options.size, options.score, options.device)
     steps, gate = watch(shown, _progress(frames, options.frames, "Streaming"), options)
@@ -79,6 +85,8 @@ def run(options: Options, as_json: bool) -> None:
         print(json.dumps(summary, indent=2))
         return
     saving = steps[0].dense_macs / max(mean, 1)
+    if options.weights is None and options.model.startswith("timm:"):
+        print(f"{options.model} with random weights; --weights takes real ones")
     print(f"{len(steps)} frames, {mean / 1e9:.1f} GFlops a frame, {saving:.1f}x less than dense")
     for path in files:
         print(path)
@@ -131,7 +139,6 @@ def draw(
 ) -> list[Path]:
     """Write everything, and say what."""
     out = options.out
-    out.mkdir(parents=True, exist_ok=True)
     files = [out / name for name in ("updates.mp4", "sheet.png", "operations.png", "steps.csv")]
     brightest = error_scale(steps)
     width = min(PANEL, int(steps[0].view.frame.shape[2]))
@@ -200,7 +207,8 @@ def _config(options: Options, budget: Budget | None) -> Config:
         policy = budget.policy
     if policy is None and options.preset not in ("fast", "exact"):
         raise ConfigError(f"--preset {options.preset} needs --r, --h or --budget.")
-    return Config.preset(options.preset, policy)
+    # No dense steps of its own accord: a picture shows the rule, not the machine.
+    return Config.preset(options.preset, policy, fallback=False)
 
 
 def _title(options: Options) -> str:

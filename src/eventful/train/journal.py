@@ -7,6 +7,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from eventful.errors import RunError
+
 COLUMNS = ("step", "epoch", "name", "value")
 
 
@@ -18,7 +20,10 @@ class Journal:
     """
 
     def __init__(self, folder: Path, step: int = 0) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{folder} cannot be written to ({error}). Give another.") from None
         self.path = folder / "scalars.csv"
         kept = [row for row in read(self.path) if int(row["step"]) <= step] if step else []
         self._held = {(int(row["step"]), row["name"]) for row in kept}
