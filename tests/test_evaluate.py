@@ -355,6 +355,7 @@ class Slow:
         time.sleep(600)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # deaf if started in the background
     store = RunStore.open(sys.argv[1], {}, resume=True)
     frames = ImageFiles(Path(), ("x" * 100_000,))  # more than a pipe holds
     items = [Item(Slow(), store, "v", i, Video("v", frames)) for i in range(8)]
