@@ -14,6 +14,7 @@ from eventful.config import PRESETS
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("full_precision"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 FAMILIES = {
@@ -28,15 +29,6 @@ FAMILIES = {
 def entry(request):
     torch.manual_seed(7)
     return FAMILIES[request.param]
-
-
-@pytest.fixture(autouse=True)
-def full_precision():
-    """SAM's neck convolves, in TF32 by default, which would drown the differences under test."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = before
 
 
 def run(entry, target, frame):

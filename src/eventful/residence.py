@@ -249,7 +249,6 @@ class Residence:
         if key not in self._works:
             self._works[key] = _places(call.frame, len(state))
         work = self._works[key]
-        work.frame.copy_(call.frame, non_blocking=True)
         host.set_dials(state, dials)
         work.dials.copy_(host.dials, non_blocking=True)
         work.uses += 1
@@ -266,6 +265,7 @@ class Residence:
             resident.noise = real[1:] if noisy else None
 
         def start(step: Step) -> Any:
+            work.frame.copy_(call.frame, non_blocking=True)
             unpack(step)
             return call.on(work.frame).run()
 
@@ -327,6 +327,7 @@ class Residence:
         if work.blocks is not None:
             step.track = Replay(work.blocks, play)
             return launch(step, call.run)
+        work.frame.copy_(call.frame, non_blocking=True)
         play()
         return pytree.tree_map_only(Tensor, torch.clone, work.result)
 

@@ -141,7 +141,7 @@ def measure_runtime(
         "frames": plan.steady,
         "views": list(plan.views),
         "weights": sorted(plan.weights),
-        "compile": plan.compiled,
+        "compile": (plan.compile_mode or "usual") if plan.compiled else "",
     }
     report = Report(experiment, (), settings, origin(plan.device), detail={"dense_paths": {}})
     for (model, size), group in groupby(experiment.variants, lambda v: (v.model, v.size)):
