@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 # Before torch is imported: the suite runs as two processes on two cores, and a thread pool in each
 # would make them fight over the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# What falls back on dense steps depends on measured times; tests of the rules must not.
-os.environ["EVENTFUL_FALLBACK"] = "0"
+# Times measured by other runs, or by the user's own, are not the tests'.
+os.environ["EVENTFUL_CACHE"] = tempfile.mkdtemp(prefix="eventful-tests-")
 
 import pytest
 import torch
 from hypothesis import settings
 
+from eventful.costs import use_clock
+
 # The first example of a property pays for torch's warm-up, which is no fault of the property.
 settings.register_profile("eventful", deadline=None)
 settings.load_profile("eventful")
+
+
+@pytest.fixture(autouse=True)
+def still_clock(request):
+    """A clock that stands still: streams may fall back, but see no reason to.
+
+    Whether a step runs dense must not depend on how busy the machine is. Tests of the fallback
+    bring a clock of their own; those marked `real_clock` measure.
+    """
+    if request.node.get_closest_marker("real_clock"):
+        yield
+    else:
+        with use_clock(lambda: 0.0):
+            yield
 
 
 @pytest.fixture

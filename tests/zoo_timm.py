@@ -61,7 +61,7 @@ def spread(model: nn.Module) -> nn.Module:
 def plain(**options: Any) -> Callable[[], nn.Module]:
     """A timm VisionTransformer that returns all its tokens."""
     settings = {"img_size": FRAME, "patch_size": 8, "mlp_ratio": 2, "global_pool": ""}
-    return lambda: spread(vit.VisionTransformer(**TINY, **settings | options))
+    return lambda: spread(vit.VisionTransformer(**TINY | settings | options))
 
 
 def rotary(**options: Any) -> Callable[[], nn.Module]:

@@ -73,9 +73,11 @@ class Config:
         protect: always select class, register, distillation and detection tokens.
         max_age: refresh tokens in turn so that none is older than this many frames.
         scene_cut: flush by itself on a cut; None never does.
-        fallback: run dense, which refreshes everything, where more tokens pass the first gate
-            than an eventful step is worth on this machine (see `eventful.costs`). What is
+        fallback: run dense, which refreshes everything, where more tokens want to pass the first
+            gate than an eventful step is worth on this machine (see `eventful.fallback`). What is
             computed then depends on measured times.
+        deterministic: compute the same bits in every run on the same machine: no fallback, and on
+            a GPU as many slots for the selected tokens as the policy can ever need.
         rebase: condition number beyond which `exact` recomputes a row, or twice a fresh row's
             if that is more.
     """
@@ -93,6 +95,7 @@ class Config:
     max_age: int | None = None
     scene_cut: SceneCut | None = field(default=None)
     fallback: bool = False
+    deterministic: bool = False
     rebase: float = 100.0
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
-"""When dense is cheaper: times of steps as they were seen, and the break-even between them.
+"""What steps cost: times of dense and of eventful steps as they were seen, kept on disk.
 
 An eventful step costs less than a dense one up to some number of updated tokens. Where that
 lies depends on the model, the machine and the batch, so it is measured on the steps a stream
-runs anyway, and kept on disk for the next process.
+runs anyway, and kept for the next process. `eventful.fallback` decides by it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import platform
-import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +25,13 @@ from torch import Tensor
 
 from eventful.adapters.base import Session
 
-VARIABLE, CACHE = "EVENTFUL_FALLBACK", "EVENTFUL_CACHE"
-_KEPT = 7  # samples of each kind
-_BINS = 32  # classes of the share of tokens
-_ENOUGH = 3  # samples before a class is believed
+CACHE = "EVENTFUL_CACHE"
+KEPT = 5  # times of each kind; the lowest counts, because other load only ever adds
+ENOUGH = 3  # eventful steps of a class before it is believed
+_BINS = 16  # classes of the share of tokens
+_WARM_UP = 1.5  # a first frame takes at most so many times as long as later dense steps
 _SAVE_EVERY = 256
-
-
-def enabled() -> bool:
-    """Whether streams may fall back on dense steps: not if EVENTFUL_FALLBACK is 0."""
-    return os.environ.get(VARIABLE, "1") not in ("0", "false", "no")
+_LOCK_TRIES, _LOCK_STALE = 50, 10.0  # waits of 10 ms for another writer; seconds until it is dead
 
 
 def cache_path() -> Path:
@@ -44,7 +43,7 @@ def cache_path() -> Path:
 
 
 def cost_key(session: Session, frame: Tensor, batch: int, tokens: int) -> str:
-    """What a measurement holds for: model, rule, machine, dtype, batch and number of tokens."""
+    """What a measurement holds for: model, rule, machine, precision, batch and tokens."""
     digest = hashlib.sha256()
     for name, (trunk, _) in sorted(session.trunks.items()):
         digest.update(f"{name}:{type(trunk).__name__}".encode())
@@ -53,16 +52,17 @@ def cost_key(session: Session, frame: Tensor, batch: int, tokens: int) -> str:
     config = session.config
     if frame.is_cuda:
         machine = torch.cuda.get_device_name(frame.device)
+        tf32 = torch.backends.cuda.matmul.allow_tf32
+        kind = f"{frame.dtype} tf32" if tf32 and frame.dtype == torch.float32 else frame.dtype
     else:
         machine = f"{platform.processor() or platform.machine()} x{torch.get_num_threads()}"
-    rule = f"{config.gating}/{config.attention}/{config.windows}/{config.pool}"
-    version = torch.__version__
+        kind = frame.dtype
     parts = (
         digest.hexdigest()[:16],
-        rule,
+        f"{config.gating}/{config.attention}/{config.windows}/{config.pool}",
         machine,
-        version,
-        frame.dtype,
+        torch.__version__,
+        kind,
         f"B{batch}",
         f"N{tokens}",
     )
@@ -80,85 +80,142 @@ class Costs:
     def __init__(self, key: str, tokens: int, path: Path | None = None) -> None:
         self._key, self._tokens = key, tokens
         self._path = path or cache_path()
-        self._dense: list[float] = []
-        self._steps: dict[int, list[float]] = {}
-        self._pending: list[tuple[int, Callable[[], float]]] = []
+        self._dense: deque[float] = deque(maxlen=KEPT)
+        self._first: float | None = None
+        self._steps: dict[int, deque[float]] = {}
+        self._pending: list[tuple[int, Callable[[], float], bool]] = []
         self._noted = 0
-        self._most: int | None = None
         self._read()
 
     @property
-    def wants_dense(self) -> bool:
-        """Whether eventful steps were timed and dense ones were not: one should be run."""
-        return not self._dense and any(len(times) >= _ENOUGH for times in self._steps.values())
+    def dense_known(self) -> bool:
+        """Whether dense steps were timed; a first frame, with its warm-up, does not count."""
+        return bool(self._dense)
 
     @property
-    def most(self) -> int:
-        """The number of updated tokens up to which an eventful step is worth it."""
-        if self.wants_dense:
-            return 0
-        if self._most is None:
-            self._most = self._break_even()
-        return self._most
+    def break_even(self) -> int:
+        """Tokens up to which no eventful step was seen that took longer than a dense one."""
+        known, dense = self._known(), self._lowest_dense()
+        worth = max((share for share, ms in known.items() if ms <= dense), default=0)
+        beyond = [share for share, ms in known.items() if ms > dense and share > worth]
+        return int((min(beyond) - 0.5) * self._tokens / _BINS) if beyond else self._tokens
 
-    def _break_even(self) -> int:
-        tokens = self._tokens
-        known = {
-            share * tokens / _BINS: statistics.median(times)
-            for share, times in sorted(self._steps.items())
-            if len(times) >= _ENOUGH
-        }
-        if not self._dense or not known:
-            return tokens // 2
-        dense = statistics.median(self._dense)
-        good = [(width, ms) for width, ms in known.items() if ms <= dense]
-        bad = [
-            width for width, ms in known.items() if ms > dense and (not good or width > good[-1][0])
-        ]
-        # The last class that paid stands for its whole bin; beyond it, time grows as tokens do.
-        limit = good[-1][0] * dense / good[-1][1] if good else 0.0
-        if bad:
-            limit = min(limit, bad[0] - tokens / _BINS / 2) if good else bad[0] - tokens / _BINS
-        return max(0, min(tokens, int(limit)))
+    @property
+    def expected_break_even(self) -> int:
+        """The same for more tokens than were ever updated: times grow on as they did so far."""
+        known, dense = self._known(), self._lowest_dense()
+        if not known or dense == math.inf:
+            return self._tokens
+        least, most = min(known), max(known)
+        start = (least, known[least]) if least < most else (0, 0.0)
+        growth = known[most] - start[1]
+        if growth <= 0:
+            return self._tokens
+        share = most + (dense - known[most]) * (most - start[0]) / growth
+        return min(self.break_even, int(share * self._tokens / _BINS))
 
-    def note(self, updated: int, ms: float, *, dense: bool) -> None:
-        """Take in the time of one step that updated so many tokens, or ran dense."""
-        share = max(1, round(updated * _BINS / self._tokens))
-        kept = self._dense if dense else self._steps.setdefault(share, [])
-        kept.append(ms)
-        del kept[:-_KEPT]
-        if len(kept) < _KEPT or self._noted % _KEPT == 0:
-            self._most = None
+    def _known(self) -> dict[int, float]:
+        """Lowest time by class of steps, of those seen often enough."""
+        return {share: min(times) for share, times in self._steps.items() if len(times) >= ENOUGH}
+
+    def _lowest_dense(self) -> float:
+        return min(self._dense, default=math.inf)
+
+    def beyond(self, wanted: int, updated: int, *, share: float = 1.0) -> bool:
+        """Whether dense seems cheaper than updating the `wanted` tokens.
+
+        Args:
+            updated: those that an eventful step would update: fewer where a ceiling holds.
+            share: of the break-even to compare with.
+        """
+        if self._dense:
+            limit = self.break_even if wanted == updated else self.expected_break_even
+            return wanted > limit * share
+        if self._first is None:
+            return wanted > self._tokens // 2 * share
+        times = self._steps.get(self.share(updated), ())
+        return len(times) >= ENOUGH and min(times) * _WARM_UP > self._first
+
+    def share(self, count: int) -> int:
+        """The class of steps that update `count` tokens."""
+        return max(1, round(count * _BINS / self._tokens))
+
+    def compared(self, count: int) -> bool:
+        """Whether dense steps and steps of `count` tokens were timed often enough to judge."""
+        return min(len(self._dense), len(self._steps.get(self.share(count), ()))) >= ENOUGH
+
+    def forget(self, count: int) -> None:
+        """Drop what is known of dense steps and of those of `count` tokens, to time them anew."""
+        self._dense.clear()
+        self._steps.pop(self.share(count), None)
+
+    def note(self, count: int, ms: float, *, dense: bool) -> None:
+        """Take in the time of one step for `count` tokens, or of a dense one."""
+        if dense:
+            self._dense.append(ms)
+        else:
+            self._steps.setdefault(self.share(count), deque(maxlen=KEPT)).append(ms)
         self._noted += 1
         if self._noted in (8, 32) or self._noted % _SAVE_EVERY == 0:
             self.save()
 
-    def note_later(self, updated: int, clock: Callable[[], float], *, dense: bool) -> None:
-        """The same for a step still in flight; read when two more have been queued."""
-        self._pending.append((-1 if dense else updated, clock))
-        while len(self._pending) > 2:
-            tokens, read = self._pending.pop(0)
-            self.note(abs(tokens), read(), dense=tokens < 0)
+    def note_first(self, ms: float) -> None:
+        """Take in the time of a stream's first frame: a dense step and its warm-up."""
+        self._first = ms if self._first is None else min(self._first, ms)
+
+    def note_later(
+        self, count: int, clock: Callable[[], float], *, dense: bool, queued: int = 2
+    ) -> None:
+        """As `note`, for a step still in flight; read when `queued` more were started."""
+        self._pending.append((count, clock, dense))
+        while len(self._pending) > queued:
+            tokens, read, was_dense = self._pending.pop(0)
+            self.note(tokens, read(), dense=was_dense)
 
     def save(self) -> None:
         """Write what is known; a cache that cannot be written is done without."""
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            known = _load(self._path)
-            steps = {str(share): times for share, times in sorted(self._steps.items())}
-            known[self._key] = {"dense": self._dense, "steps": steps}
-            beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-            beside.write_text(json.dumps(known, indent=1))
-            beside.replace(self._path)
+            with _locked(self._path):
+                known = _load(self._path)
+                steps = {str(share): list(times) for share, times in sorted(self._steps.items())}
+                known[self._key] = {"dense": list(self._dense), "steps": steps}
+                number, beside = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
+                with open(number, "w") as file:
+                    json.dump(known, file, indent=1)
+                os.replace(beside, self._path)
 
     def _read(self) -> None:
         entry = _load(self._path).get(self._key, {})
         with contextlib.suppress(TypeError, ValueError, AttributeError):
-            self._dense = [float(ms) for ms in entry.get("dense", [])]
-            self._steps = {
-                int(share): [float(ms) for ms in times]
+            dense = [float(ms) for ms in entry.get("dense", [])]
+            steps = {
+                int(share): deque(map(float, times), maxlen=KEPT)
                 for share, times in entry.get("steps", {}).items()
             }
+            self._dense.extend(dense)
+            self._steps.update(steps)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock file beside `path`; raises OSError where another holds it for long."""
+    lock = path.with_name(f"{path.name}.lock")
+    for attempt in range(_LOCK_TRIES + 1):
+        try:
+            os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
+            break
+        except FileExistsError:
+            with contextlib.suppress(OSError):
+                if time.time() - lock.stat().st_mtime > _LOCK_STALE:  # its writer was killed
+                    lock.unlink()
+            if attempt == _LOCK_TRIES:
+                raise
+            time.sleep(0.01)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -169,9 +226,22 @@ def _load(path: Path) -> dict[str, Any]:
     return known if isinstance(known, dict) else {}
 
 
+_now: list[Callable[[], float]] = []  # clocks in force instead of the machine's, the last one first
+
+
+@contextlib.contextmanager
+def use_clock(now: Callable[[], float]) -> Iterator[None]:
+    """Time steps by another clock, in seconds: for tests, and for replaying a recorded run."""
+    _now.append(now)
+    try:
+        yield
+    finally:
+        _now.remove(now)
+
+
 def start_clock(device: torch.device) -> Callable[[], Callable[[], float]]:
     """Start timing; calling the result stops, and gives a function that reads milliseconds."""
-    if device.type == "cuda":
+    if device.type == "cuda" and not _now:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
 
@@ -185,10 +255,11 @@ def start_clock(device: torch.device) -> Callable[[], Callable[[], float]]:
             return read
 
         return stop_events
-    began = time.perf_counter()
+    now = _now[-1] if _now else time.perf_counter
+    began = now()
 
     def stop() -> Callable[[], float]:
-        elapsed = (time.perf_counter() - began) * 1000
+        elapsed = (now() - began) * 1000
         return lambda: elapsed
 
     return stop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,10 +11,16 @@ from torch import Tensor
 from eventful import ops, resident
 from eventful.errors import ConfigError, NonFiniteError
 from eventful.ops import sample
-from eventful.policies import GateContext, refresh_period, running, select_by_stream
+from eventful.policies import (
+    GateContext,
+    dials_of,
+    refresh_period,
+    running,
+    select_by_stream,
+)
 from eventful.selection import Selection
 from eventful.spec import BlockSpec
-from eventful.step import Step
+from eventful.step import Demand, Step
 
 
 def gate(
@@ -71,13 +78,29 @@ def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection
         selection = Selection.everything(current.shape[0], current.shape[1], current.device)
     else:
         selection = _select(step, spec, kind, current, errors)
-        if leading and step.most is not None and selection.width > step.most:
+        if leading and _runs_dense(step, selection):
             step.flush([True] * selection.batch)
             step.record.fallback = True
-            selection = Selection.everything(current.shape[0], current.shape[1], current.device)
+            selection = replace(
+                Selection.everything(current.shape[0], current.shape[1], current.device),
+                wanted=selection.counts if selection.wanted is None else selection.wanted,
+            )
     _remember(step, gate, current, selection)
     step.record_gate(gate, selection, errors.get(step.policies[0].order))
     return selection
+
+
+def _runs_dense(step: Step, selection: Selection) -> bool:
+    """Whether dense is cheaper than what the leading gate chose."""
+    if step.dense_if is None or step.flush_any:  # a cut in one stream says nothing of the others
+        return False
+    dials = (dials_of(policy, selection.tokens) for policy in step.policies)
+    budget = [dial is None or dial.budget for dial in dials]
+    counts = selection.counts.tolist()
+    wanted = counts if selection.wanted is None else selection.wanted.tolist()
+    pairs = zip(counts, wanted, budget, strict=True)
+    step.demand = Demand(max(count if fixed else most for count, most, fixed in pairs), max(counts))
+    return step.dense_if(step.demand)
 
 
 def _errors(step: Step, gate: str, current: Tensor, *, leading: bool) -> dict[float, Tensor]:

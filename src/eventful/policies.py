@@ -97,17 +97,21 @@ def _check_fraction(name: str, value: float) -> None:
 class Dials:
     """A policy as numbers: the tokens whose error is above a level, at most a cap, pass.
 
-    Forced tokens pass first and count toward the cap; all of them pass, unless the cap is 0.
+    Forced tokens pass on top of the cap.
 
     Attributes:
         level: of the error; NaN where it follows the noise.
-        cap: most tokens to pass.
+        cap: most tokens to pass by their error.
         noise: k, momentum and inertia of a level that follows the noise; None for a fixed one.
+        budget: the user chose the cap as a cost, so a stream runs dense only where the cap itself
+            costs more than that. Otherwise it does where more tokens want to pass than dense is
+            worth, whatever the cap.
     """
 
     level: float
     cap: int
     noise: tuple[float, float, float] | None = None
+    budget: bool = False
 
 
 def dials_of(policy: Policy, tokens: int) -> Dials | None:
@@ -127,18 +131,14 @@ def refresh_period(max_age: int, depth: int) -> int:
 
 def select_above(error: Tensor, level: float | Tensor, cap: int, context: GateContext) -> Selection:
     """The tokens that `Dials` describes; `level` may differ by stream, (B,)."""
-    if cap <= 0:
-        return Selection.nothing(error.shape[0], error.shape[1], error.device)
     forced = context.forced
-    if level == -math.inf if isinstance(level, float) else False:
-        if forced is None or cap >= error.shape[1]:
-            return Selection.top(error, cap)
-        count = forced.sum(dim=-1).clamp_min(cap)
-    else:
-        levels = torch.as_tensor(level, dtype=error.dtype, device=error.device).expand(len(error))
-        caps = torch.full((len(error),), min(cap, error.shape[1]), device=error.device)
-        count = ops.wanted_tokens(error, levels, caps, forced)
-    return Selection.top(error if forced is None else error.masked_fill(forced, math.inf), count)
+    if forced is None and isinstance(level, float) and level == -math.inf:
+        return Selection.top(error, cap)
+    levels = torch.as_tensor(level, dtype=error.dtype, device=error.device).expand(len(error))
+    caps = torch.full((len(error),), min(cap, error.shape[1]), device=error.device)
+    wanted, count = ops.wanted_tokens(error, levels, caps, forced)
+    ranked = error if forced is None else error.masked_fill(forced, math.inf)
+    return dataclasses.replace(Selection.top(ranked, count), wanted=wanted)
 
 
 def running(before: Tensor | None, now: Tensor, momentum: float) -> Tensor:
@@ -150,7 +150,10 @@ def running(before: Tensor | None, now: Tensor, momentum: float) -> Tensor:
 
 @dataclass(frozen=True)
 class TopR:
-    """The r tokens with the largest error: fixed cost. More than N means all."""
+    """The r tokens with the largest error: fixed cost. More than N means all.
+
+    Special tokens and tokens due for a refresh (`Config.protect`, `Config.max_age`) come on top.
+    """
 
     r: int
     order: float = 2.0
@@ -169,12 +172,12 @@ class TopR:
 
     def dials(self, tokens: int) -> Dials:
         """See `Dials`."""
-        return Dials(-math.inf, min(self.r, tokens))
+        return Dials(-math.inf, min(self.r, tokens), budget=True)
 
 
 @dataclass(frozen=True)
 class TopFraction:
-    """The floor(fraction * N) tokens with the largest error."""
+    """The floor(fraction * N) tokens with the largest error, and those on top (see `TopR`)."""
 
     fraction: float
     order: float = 2.0
@@ -190,7 +193,7 @@ class TopFraction:
     def dials(self, tokens: int) -> Dials:
         """See `Dials`."""
         # The nudge keeps 0.29 * 100 from being 28.999...: a float's floor is not the decimal's.
-        return Dials(-math.inf, int(self.fraction * tokens + 1e-9))
+        return Dials(-math.inf, int(self.fraction * tokens + 1e-9), budget=True)
 
 
 @dataclass(frozen=True)
@@ -231,24 +234,29 @@ class Threshold:
         return None if isinstance(self.h, Mapping) else Dials(float(self.h), tokens)
 
 
+_CEILING = 0.5  # share of the tokens in an eventful step, where the user names none
+
+
 @dataclass(frozen=True)
 class NoiseThreshold:
     """Every token whose error exceeds k times the noise, which is measured as it runs.
 
     The noise of a stream is the running median over tokens of the frame-to-frame change,
-    so one k serves every camera. The ceiling keeps the worst case affordable. The level
-    falls fast and rises slowly, so that motion of most tokens does not soon pass for noise;
-    a camera that never rests needs a `Threshold` or `TopFraction`.
+    so one k serves every camera. The level falls fast and rises slowly, so that motion of most
+    tokens does not soon pass for noise; a camera that never rests needs a `Threshold` or
+    `TopFraction`.
 
     Attributes:
         k: threshold in units of the running median.
-        max_fraction: ceiling on the share of tokens selected, forced ones included.
+        max_fraction: ceiling on the share of tokens selected by their error. None is half of the
+            tokens in an eventful step, and a dense step where so many want to pass that dense
+            is cheaper. A number is a budget: a stream keeps to it.
         momentum: share of the old level kept at each frame while it falls.
         inertia: the same while it rises.
     """
 
     k: float = 2.5
-    max_fraction: float = 0.5
+    max_fraction: float | None = None
     momentum: float = 0.9
     inertia: float = 0.995
     order: float = 2.0
@@ -256,7 +264,8 @@ class NoiseThreshold:
 
     def __post_init__(self) -> None:
         _check_order(self.order)
-        _check_fraction("max_fraction", self.max_fraction)
+        if self.max_fraction is not None:
+            _check_fraction("max_fraction", self.max_fraction)
         kept = (self.momentum, self.inertia)
         if not self.k >= 0 or not all(0.0 <= share < 1.0 for share in kept):
             raise ConfigError(
@@ -271,8 +280,9 @@ class NoiseThreshold:
 
     def dials(self, tokens: int) -> Dials:
         """See `Dials`."""
-        cap = math.ceil(self.max_fraction * tokens)
-        return Dials(math.nan, cap, (self.k, self.momentum, self.inertia))
+        share = _CEILING if self.max_fraction is None else self.max_fraction
+        noise = (self.k, self.momentum, self.inertia)
+        return Dials(math.nan, math.ceil(share * tokens), noise, self.max_fraction is not None)
 
     def _track(self, context: GateContext) -> Tensor:
         if context.change is None:
@@ -300,7 +310,7 @@ class Always:
 
     def dials(self, tokens: int) -> Dials:
         """See `Dials`."""
-        return Dials(-math.inf, tokens)
+        return Dials(-math.inf, tokens, budget=True)
 
 
 _REGISTRY: dict[str, type[Any]] = {
@@ -317,13 +327,13 @@ def register_policy(cls: type[Any]) -> type[Any]:
 
 
 def policy_to_dict(policy: Policy) -> dict[str, Any]:
-    """A policy as plain data: its class name and its fields."""
+    """A policy as plain data: its class name and its fields, but for those that are None."""
     name = type(policy).__name__
     if _REGISTRY.get(name) is not type(policy):
         raise ConfigError(f"Policy {name} is unknown; decorate it with @eventful.register_policy.")
     values = {f.name: getattr(policy, f.name) for f in dataclasses.fields(_REGISTRY[name])}
     plain = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
-    return {"policy": name, **plain}
+    return {"policy": name, **{k: v for k, v in plain.items() if v is not None}}
 
 
 def policy_from_dict(data: Mapping[str, Any]) -> Policy:
@@ -361,17 +371,19 @@ def select_by_stream(
         context.memory.update(_named(memory_scope(first), part.memory))
         return selection
     masks: list[Tensor] = []
+    wanted: list[Tensor] = []
     learned: list[dict[str, Tensor]] = []
     for stream, policy in enumerate(policies):
         part = _scoped(context.row(stream), memory_scope(policy))
         selection = policy.select(error_of[policy.order][stream : stream + 1], part)
         masks.append(selection.mask())
+        wanted.append(selection.counts if selection.wanted is None else selection.wanted)
         learned.append(_named(memory_scope(policy), part.memory))
     for name in {key for memory in learned for key in memory}:
         example = next(memory[name] for memory in learned if name in memory)
         blank = torch.full_like(example, math.nan)
         context.memory[name] = torch.cat([memory.get(name, blank) for memory in learned])
-    return Selection.from_mask(torch.cat(masks))
+    return dataclasses.replace(Selection.from_mask(torch.cat(masks)), wanted=torch.cat(wanted))
 
 
 def _scoped(context: GateContext, scope: str) -> GateContext:

@@ -78,9 +78,14 @@ def why_not(
     return None
 
 
-def bucket(count: int, tokens: int) -> int:
-    """The number of slots that serves `count` tokens: few different ones, little padding."""
+def bucket(count: int, tokens: int, *, steady: bool = False) -> int:
+    """The number of slots that serves `count` tokens: few different ones, little padding.
+
+    Args:
+        steady: the count does not change from frame to frame, so one number serves all of them.
+    """
     step = 8 if tokens < 512 else 64 if count <= 1024 else 256 if count <= 4096 else 1024
+    step = min(step, 16) if steady else step
     return min(tokens, max(step, -(-count // step) * step))
 
 
@@ -113,6 +118,7 @@ class Outcome:
         report, sound: see `Resident`, as they arrive on the host.
         told: event after which `report` is there; `sound` is there with the next step's.
         replayed: the step was recorded work, whose time says what such steps cost.
+        whole: the step can be recorded with all of the model's code; None if that is not known.
     """
 
     result: Any
@@ -121,6 +127,7 @@ class Outcome:
     sound: Tensor
     told: Any
     replayed: bool = False
+    whole: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,7 @@ class HostPlaces:
         """Room for B streams."""
         pinned = device.type == "cuda"
         dials = torch.zeros(8, batch, dtype=torch.float64, pin_memory=pinned)
-        report = torch.zeros(batch, 3, dtype=torch.int32, pin_memory=pinned)
+        report = torch.zeros(batch, ops.REPORT, dtype=torch.int32, pin_memory=pinned)
         sound = torch.zeros(batch, dtype=torch.bool, pin_memory=pinned)
         return cls(dials, dials.numpy(), report, sound)
 
@@ -186,25 +193,31 @@ class Residence:
         self._works.clear()
         self._memory = None  # a memory pool ends with the last of its graphs
 
-    def width(self, dials: Sequence[Dials], wanted: Sequence[int | None], layout: TokenLayout,
-              depth: int) -> int:  # fmt: skip
+    def forced(self, layout: TokenLayout, depth: int) -> int:
+        """Most tokens that pass a gate whatever their error."""
+        special = layout.prefix + layout.suffix if self.config.protect else 0
+        if self.config.max_age is None:
+            return special
+        return special + -(-layout.tokens // refresh_period(self.config.max_age, depth))
+
+    def width(
+        self, dials: Sequence[Dials], passed: Sequence[int | None], tokens: int, forced: int
+    ) -> int:
         """Slots for the selections of a step.
 
         Args:
-            wanted: tokens each stream wanted at its last step; None if it has not told.
+            passed: tokens that each stream's policy let pass at its last step, the most at any
+                gate; None if that is not known.
+            forced: see `forced`.
         """
-        tokens, age = layout.tokens, self.config.max_age
-        forced = layout.prefix + layout.suffix if self.config.protect else 0
-        if age is not None:
-            forced += -(-tokens // refresh_period(age, depth))
-        need = 1
-        for dial, last in zip(dials, wanted, strict=True):
-            most = dial.cap
-            if dial.level != -math.inf:
+        steady, need = True, 1
+        for dial, last in zip(dials, passed, strict=True):
+            most = dial.cap + forced
+            if dial.level != -math.inf and not self.config.deterministic:
                 guess = tokens * _FIRST_SHARE if last is None else last * _MARGIN
-                most = min(most, math.ceil(guess))
-            need = max(need, max(most, forced) if dial.cap else 1)
-        return bucket(min(need, tokens), tokens)
+                most, steady = min(most, math.ceil(guess)), False
+            need = max(need, most)
+        return bucket(min(need, tokens), tokens, steady=steady)
 
     @contextlib.contextmanager
     def alone(self, device: torch.device) -> Iterator[None]:
@@ -233,10 +246,16 @@ class Residence:
         host: HostPlaces,
         *,
         flush: bool,
+        dense: bool,
         maps: bool,
         capture: bool,
     ) -> Outcome:
-        """Run one step of the streams in `state`, inside `alone`."""
+        """Run one step of the streams in `state`, inside `alone`.
+
+        Args:
+            flush: recompute everything; there may be no memory yet.
+            dense: recompute everything, and count the tokens that wanted to pass.
+        """
         if self.pool.generation != self._generation:
             self._drop_works()
             self._generation = self.pool.generation
@@ -245,7 +264,7 @@ class Residence:
         state.fixed = len(state) >= _MANY and state.in_a_row
         where = state.rows[0] if state.fixed else None
         cast = _autocast(call.frame.device)
-        key = (len(state), width, flush, noisy, maps, call.key(), where, cast)
+        key = (len(state), width, flush, dense, noisy, maps, call.key(), where, cast)
         if key not in self._works:
             self._works[key] = _places(call.frame, len(state))
         work = self._works[key]
@@ -271,9 +290,9 @@ class Residence:
 
         def fresh() -> Step:
             none = work.report[:, 0]
-            resident = Resident(width, none, none, none, None, work.report, work.sound)
+            resident = Resident(width, none, none, none, None, work.report, work.sound, dense)
             return Step(
-                self.config, state, policies, [flush] * len(state), layouts, maps,
+                self.config, state, policies, [flush or dense] * len(state), layouts, maps,
                 constants=self.constants, resident=resident,
             )  # fmt: skip
 
@@ -298,7 +317,9 @@ class Residence:
                 if maps:
                     made = record()
                     record = partial(lambda value: value, made)
-                return Outcome(result, record, host.report, host.sound, told[0], replayed=True)
+                return Outcome(
+                    result, record, host.report, host.sound, told[0], True, not work.asks
+                )
         step = fresh()
         assert step.resident is not None
         step.resident.gated = tell
@@ -307,9 +328,11 @@ class Residence:
         if work.asks is None and (not found or work.uses > 1):  # at first it may be a compiler
             work.asks = bool(found)
         host.sound.copy_(work.sound, non_blocking=True)
+        able = cuda and capture and not work.refused
         return Outcome(
-            result, lambda: step.record, host.report, host.sound, told[0] if told else None
-        )
+            result, lambda: step.record, host.report, host.sound, told[0] if told else None,
+            whole=None if able and work.asks is None else able and not work.asks,
+        )  # fmt: skip
 
     def _replay(
         self, work: _Work, call: Call, step: Step, launch: Launch, host: HostPlaces,
@@ -392,7 +415,7 @@ def _places(frame: Tensor, batch: int) -> _Work:
     return _Work(
         frame=torch.empty_like(frame, memory_format=torch.contiguous_format),
         dials=make(8, batch, dtype=torch.float64),
-        report=make(batch, 3, dtype=torch.int32),
+        report=make(batch, ops.REPORT, dtype=torch.int32),
         sound=make(batch, dtype=torch.bool),
     )
 
@@ -415,6 +438,7 @@ def _autocast(device: torch.device) -> Hashable:
 def _counts(record: StepRecord) -> list[Tensor]:
     """Every tensor of counts in a record, once."""
     found = [gate.counts for gate in record.gates.values()]
+    found += [gate.wanted for gate in record.gates.values() if gate.wanted is not None]
     found += [value for block in record.blocks.values() for value in block.work.values()]
     return list({id(tensor): tensor for tensor in found}.values())
 
@@ -433,7 +457,12 @@ def _record_of(kept: StepRecord, counts: list[Tensor], numbers: Tensor) -> StepR
         return None if value is None else value.clone()
 
     gates = {
-        name: GateRecord(row[id(gate.counts)], copied(gate.error), copied(gate.mask))
+        name: GateRecord(
+            row[id(gate.counts)],
+            copied(gate.error),
+            copied(gate.mask),
+            None if gate.wanted is None else row[id(gate.wanted)],
+        )
         for name, gate in kept.gates.items()
     }
     blocks = {

@@ -20,6 +20,8 @@ from eventful.spec import BlockSpec, is_layer_norm
 from eventful.state import MEMORY
 from eventful.step import Resident, Step
 
+UNCOUNTED = -1  # in a report: a flush has no memory to count the wanted tokens against
+
 
 def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection:
     """Pass tokens (B, N, D) through a gate; see `gating.choose`."""
@@ -29,7 +31,15 @@ def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection
     leading = spec.first and kind in ("qkv", "block", "frame")
     error = None
     if step.flush_all:
-        selection = _everything(step, current, leading=leading)
+        wanted = None
+        if leading and step.resident.dense:
+            # Counted against the memory that is about to be overwritten: the next step may be
+            # eventful again.
+            error = ops.error_norm(
+                current, step.state.raw(f"{gate}/reference"), 2.0, step.state.slots
+            )
+            wanted = _select(step, spec, gate, sample(current), error, leading=True).wanted
+        selection = _everything(step, current, wanted, leading=leading)
     else:
         error = ops.error_norm(current, step.state.raw(f"{gate}/reference"), 2.0, step.state.slots)
         selection = _select(step, spec, gate, sample(current), error, leading=leading)
@@ -89,20 +99,25 @@ def _slots(state: SlotState) -> Tensor:
     return state.slots
 
 
-def _everything(step: Step, current: Tensor, *, leading: bool) -> Selection:
-    """All tokens, of the streams whose frame is finite; none of the others."""
+def _everything(step: Step, current: Tensor, wanted: Tensor | None, *, leading: bool) -> Selection:
+    """All tokens, of the streams whose frame is finite; none of the others.
+
+    Args:
+        wanted: (B,) tokens that wanted to pass; None where there was nothing to compare with.
+    """
     resident, state = _parts(step)
     batch, tokens = current.shape[:2]
     if leading:
         resident.kind = current.dtype
+    if leading and wanted is None:
         finite = torch.isfinite(current).flatten(1).all(dim=1)
         state.good = finite
-        resident.report[:, 0] = tokens
+        resident.report.fill_(UNCOUNTED)
         resident.report[:, 1] = finite
         resident.report[:, 2] = 0
     assert state.good is not None
     index = torch.arange(tokens, device=current.device).expand(batch, tokens)
-    return Selection(index, tokens, state.good * tokens, whole=True)
+    return Selection(index, tokens, state.good * tokens, whole=True, wanted=wanted)
 
 
 def _select(
@@ -128,10 +143,12 @@ def _select(
         cut=None if cut is None else (cut.factor, cut.fraction, cut.momentum),
         slots=state.slots,
     )
-    picked = ops.pick(error, rule, resident.width, resident.report)
+    picked = ops.pick(error, rule, 1 if resident.dense else resident.width, resident.report)
+    wanted = None
     if leading:
         state.good = resident.report[:, 1] > 0
-    return Selection(picked.index, error.shape[1], picked.count, picked.places)
+        wanted = resident.report[:, 0].clone()  # the next step writes the report again
+    return Selection(picked.index, error.shape[1], picked.count, picked.places, wanted=wanted)
 
 
 def _level(step: Step, gate: str, now_sample: Tensor | None, error: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ class Selection:
         count: (B,) valid slots per stream; None when every slot of every row is valid.
         places: (B, N) slot of each token, -1 for tokens not selected, where it is known.
         whole: every token has a slot, in order, though the rows of some streams may not count.
+        wanted: (B,) tokens that wanted to pass before a ceiling; None where that is `counts`.
     """
 
     index: Tensor
@@ -31,6 +32,7 @@ class Selection:
     count: Tensor | None = None
     places: Tensor | None = None
     whole: bool = False
+    wanted: Tensor | None = None
 
     @classmethod
     def everything(cls, batch: int, tokens: int, device: torch.device | str) -> Selection:
@@ -120,7 +122,7 @@ class Selection:
 
     def with_rows(self, rows: Tensor) -> Selection:
         """The same, with every token selected in the streams where `rows` (B,) is true."""
-        return Selection.from_mask(self.mask() | rows[:, None])
+        return replace(Selection.from_mask(self.mask() | rows[:, None]), wanted=self.wanted)
 
     def gather(self, source: Tensor, dim: int = 1) -> Tensor:
         """The selected entries of `source` along its token axis `dim`."""

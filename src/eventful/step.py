@@ -37,11 +37,13 @@ class GateRecord:
         counts: (B,) tokens that passed.
         error: (B, N) error norms, if asked for; None on a flush.
         mask: (B, N) tokens that passed, if asked for.
+        wanted: (B,) tokens that wanted to pass, before any ceiling; None where they all did.
     """
 
     counts: Tensor
     error: Tensor | None = None
     mask: Tensor | None = None
+    wanted: Tensor | None = None
 
 
 @dataclass
@@ -85,6 +87,17 @@ class StepRecord:
     def updated(self) -> dict[str, float]:
         """Tokens updated per gate, the mean over streams."""
         return {name: float(gate.counts.float().mean()) for name, gate in self.gates.items()}
+
+    @property
+    def wanted(self) -> float | None:
+        """Tokens that wanted to pass the first gate, before any ceiling; the mean over streams.
+
+        None where a flush did not count them. Special and due tokens are among them.
+        """
+        first = next(iter(self.gates.values()), None)
+        if first is None or (all(self.flushed) and first.wanted is None):
+            return None
+        return float((first.counts if first.wanted is None else first.wanted).float().mean())
 
     @property
     def fraction(self) -> float:
@@ -167,6 +180,7 @@ def join_records(parts: list[StepRecord], places: Tensor) -> StepRecord:
             join([part.gates[name].counts for part in parts]),
             join_maps([part.gates[name].error for part in parts]),
             join_maps([part.gates[name].mask for part in parts]),
+            join([_wanted(part.gates[name]) for part in parts]),
         )
         for name in first.gates
     }
@@ -187,6 +201,10 @@ def join_records(parts: list[StepRecord], places: Tensor) -> StepRecord:
     )
 
 
+def _wanted(gate: GateRecord) -> Tensor:
+    return gate.counts if gate.wanted is None else gate.wanted
+
+
 @dataclass
 class Resident:
     """The parts of a step that lives on the device whole, as tensors there.
@@ -197,7 +215,8 @@ class Resident:
         level, cap: (B,) of each stream's policy, see `ops.PickRule`.
         noise: (4, B) k, momentum, inertia and whether it counts, of policies that follow the
             noise; None if no stream has one.
-        report: (B, 3) int32, see `ops.pick`.
+        report: (B, ops.REPORT) int32, see `ops.pick`.
+        dense: all tokens are updated, and those that wanted to pass are counted first.
         sound: (B,) whether all outputs were finite; set by the last block.
         kind: dtype of the tokens, set by the first gate.
         gated: called once the report is complete, before the blocks run.
@@ -210,8 +229,22 @@ class Resident:
     noise: Tensor | None
     report: Tensor
     sound: Tensor
+    dense: bool = False
     kind: torch.dtype = torch.float32
     gated: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The tokens that decide between an eventful and a dense step, the most of any stream.
+
+    Attributes:
+        wanted: that want to pass the first gate; under an explicit budget those it lets pass.
+        updated: that an eventful step would update.
+    """
+
+    wanted: int
+    updated: int
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -237,7 +270,9 @@ class Step:
         flushing: (B,) streams that recompute everything in this step; a scene cut adds to it.
         layouts: token layout by trunk.
         keep_maps: keep error maps and masks in the record.
-        most: tokens through the first gate beyond which the step runs dense; None for never.
+        dense_if: decides, when the first gate has counted its tokens, whether the step runs dense;
+            None for never.
+        demand: what it decided by; None where nothing was decided.
         taps: by trunk, blocks whose full output the model's caller will see.
         selections: the frame gate's choice by trunk, for gating `frame`.
         compact: trunks whose blocks now pass only the selected tokens on.
@@ -253,7 +288,8 @@ class Step:
     flushing: list[bool]
     layouts: dict[str, TokenLayout]
     keep_maps: bool = False
-    most: int | None = None
+    dense_if: Callable[[Demand], bool] | None = None
+    demand: Demand | None = None
     taps: dict[str, set[int]] = field(default_factory=dict)
     selections: dict[str, Selection] = field(default_factory=dict)
     compact: set[str] = field(default_factory=set)
@@ -299,7 +335,10 @@ class Step:
         """Note what a gate let through."""
         keep = self.keep_maps
         self.record.gates[name] = GateRecord(
-            selection.counts, error if keep else None, selection.mask() if keep else None
+            selection.counts,
+            error if keep else None,
+            selection.mask() if keep else None,
+            selection.wanted,
         )
 
     def record_block(self, name: str, shape: BlockShape, **work: Tensor) -> None:

@@ -14,7 +14,7 @@ from eventful.adapters.base import Session
 from eventful.calls import Call
 from eventful.config import Config
 from eventful.conversion import find_session, plain_attention
-from eventful.costs import Costs, cost_key, enabled, start_clock
+from eventful.costs import Costs, cost_key, start_clock
 from eventful.errors import (
     ConcurrentUseError,
     ConfigError,
@@ -24,13 +24,15 @@ from eventful.errors import (
     TrainingModeError,
     UnsupportedError,
 )
+from eventful.fallback import Fallback, enabled
 from eventful.frames import Signature, batched, check_finite, describe, signature_of
 from eventful.layout import TokenLayout
+from eventful.passes import split_flushes
 from eventful.policies import Policy
 from eventful.slots import SlotState
 from eventful.state import StreamState
 from eventful.step import FlushRequired, Step, StepRecord
-from eventful.tenancy import Check, Tenancy, residence_of
+from eventful.tenancy import Check, Tenancy, Timing, residence_of
 from eventful.weights import Census, WeightGuard
 
 
@@ -80,7 +82,7 @@ class Stepper:
         self._weights = WeightGuard(model, session)
         self._constants: dict[Any, Any] = {}
         self._tenancy: Tenancy | None = None
-        self._costs: dict[int, Costs] = {}  # by number of frames
+        self._fallbacks: dict[int, Fallback] = {}  # by number of frames
         self._described: Tensor | None = None  # the frame being stepped, for messages
         self._sized: tuple[tuple[int, int], dict[str, TokenLayout]] | None = None
         self._busy = threading.Lock()
@@ -107,7 +109,7 @@ class Stepper:
             self._signature = None
             self._weights.drop()
             self._constants.clear()
-            self._costs.clear()
+            self._fallbacks.clear()
             self._last = None
 
     def _clear(self) -> None:
@@ -120,7 +122,7 @@ class Stepper:
         with self._alone():
             self._weights.forget()
             self._constants.clear()
-            self._costs.clear()
+            self._fallbacks.clear()
             self._settle()
             self._move_out()
             self._state.map(lambda tensor: tensor.to(device))
@@ -222,12 +224,11 @@ class Stepper:
         state = self._state.take(rows)
         assert isinstance(state, SlotState)
         layouts = self._layouts(call.frame)
-        costs = self._costs_of(call.frame, layouts)
+        fallback = self._fallback_of(call.frame, layouts)
         clock = start_clock(call.frame.device)
         try:
-            result, record, worth = tenancy.step(
-                call, state, policies, layouts, self._launch,
-                most=None if costs is None else costs.most,
+            result, record, timing = tenancy.step(
+                call, state, policies, layouts, self._launch, fallback=fallback,
                 maps=self.maps, capture=not census.hooked(),
             )  # fmt: skip
         except BaseException:
@@ -236,8 +237,8 @@ class Stepper:
             raise
         self._state.put(rows, state)
         read = clock()
-        if costs is not None and worth is not None:
-            costs.note_later(worth[0], read, dense=worth[1])
+        if fallback is not None and timing is not None:
+            self._note(fallback.costs, timing, read, later=call.frame.is_cuda)
 
         def timed() -> StepRecord:
             made = record()
@@ -251,12 +252,29 @@ class Stepper:
     ) -> tuple[Any, Callable[[], StepRecord]]:
         check_finite(call.frame)
         state = self._state.take(rows)
+        passes = split_flushes(state, call)
+        if passes is None:
+            result, record = self._whole_or_flush(state, policies, call)
+            self._state.put(rows, state)
+            return result, lambda: record
+        done = []
+        for places in passes.rows:  # on copies of the state: either both passes count, or none
+            part = state.take(places)
+            some = [policies[i] for i in places]
+            done.append((part, *self._whole_or_flush(part, some, call.on(call.frame[places]))))
+        result = passes.join([made[1] for made in done])
+        for places, (part, *_) in zip(passes.rows, done, strict=True):
+            self._state.put([rows[i] for i in places], part)
+        return result, lambda: passes.join_records([made[2] for made in done])
+
+    def _whole_or_flush(
+        self, state: StreamState, policies: list[Policy], call: Call
+    ) -> tuple[Any, StepRecord]:
+        """Run one pass, again as a flush where it needs memory that is not there."""
         try:
-            result, record = self._attempt(state, policies, call, everything=False)
+            return self._attempt(state, policies, call, everything=False)
         except FlushRequired:
-            result, record = self._attempt(state, policies, call, everything=True)
-        self._state.put(rows, state)
-        return result, lambda: record
+            return self._attempt(state, policies, call, everything=True)
 
     def _layouts(self, frame: Tensor) -> dict[str, TokenLayout]:
         size = (frame.shape[-2], frame.shape[-1])
@@ -273,10 +291,10 @@ class Stepper:
     ) -> tuple[Any, StepRecord]:
         flushing = [everything or frames < 0 for frames in state.frames]
         layouts = self._layouts(call.frame)
-        costs = self._costs_of(call.frame, layouts)
+        fallback = self._fallback_of(call.frame, layouts)
         step = Step(
             self.config, state, policies, flushing, layouts, self.maps,
-            most=None if costs is None else costs.most,
+            dense_if=None if fallback is None else fallback.decide,
             constants=self._constants,
         )  # fmt: skip
         clock = start_clock(call.frame.device)
@@ -291,27 +309,39 @@ class Stepper:
         ]
         state.commit()
         step.record.clock = clock()
-        if costs is not None:
-            self._note(costs, step.record)
+        if fallback is not None and step.flush_any == step.flush_all:
+            timing = Timing(step.demand, step.flush_all)
+            self._note(fallback.costs, timing, step.record.clock, later=False)
         return result, step.record
 
-    def _costs_of(self, frame: Tensor, layouts: dict[str, TokenLayout]) -> Costs | None:
-        """What steps like this cost; None where a stream does not fall back."""
-        if not self.config.fallback or len(layouts) != 1 or not enabled():
+    def _fallback_of(self, frame: Tensor, layouts: dict[str, TokenLayout]) -> Fallback | None:
+        """What decides between dense and eventful steps; None where a stream does not fall back."""
+        config = self.config
+        if not config.fallback or config.deterministic or len(layouts) != 1 or not enabled():
             return None
         batch, (layout,) = frame.shape[0], layouts.values()
-        if batch not in self._costs:
+        if batch not in self._fallbacks:
             key = cost_key(self._session, frame, batch, layout.tokens)
-            self._costs[batch] = Costs(key, layout.tokens)
-        return self._costs[batch]
+            costs = self._session.costs
+            if key not in costs:
+                costs[key] = Costs(key, layout.tokens)
+            self._fallbacks[batch] = Fallback(costs[key])
+        return self._fallbacks[batch]
 
-    def _note(self, costs: Costs, record: StepRecord) -> None:
-        """Learn from a step; the first of a stream is not like the others."""
-        if self._signature is None or any(record.flushed) != all(record.flushed):
-            return
-        first = next(iter(record.gates.values()))
-        dense = all(record.flushed)
-        costs.note(int(first.counts.max()), record.ms, dense=dense)
+    def _note(
+        self, costs: Costs, timing: Timing, read: Callable[[], float], *, later: bool
+    ) -> None:
+        """Learn from the time of a step; the first of a stream takes longer than the others.
+
+        Args:
+            later: the step is still in flight on a device.
+        """
+        if self._signature is None:
+            if timing.dense and not later:
+                costs.note_first(read())
+        elif timing.dense or timing.demand is not None:
+            updated = 0 if timing.demand is None else timing.demand.updated
+            costs.note_later(updated, read, dense=timing.dense, queued=2 if later else 0)
 
     def _launch(self, step: Step, forward: Callable[[], Any]) -> Any:
         """Run a forward call as a step."""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from eventful.calls import Call
 from eventful.config import Config
-from eventful.errors import NonFiniteError, UnsupportedError
+from eventful.costs import ENOUGH, start_clock
+from eventful.errors import NonFiniteError
+from eventful.fallback import Fallback
 from eventful.layout import TokenLayout
+from eventful.passes import split_flushes
 from eventful.policies import Dials, Policy, dials_of
 from eventful.residence import HostPlaces, Launch, Outcome, Residence
+from eventful.resident import UNCOUNTED
 from eventful.slots import SlotState
 from eventful.state import StreamState
-from eventful.step import FlushRequired, StepRecord, join_records
+from eventful.step import Demand, FlushRequired, StepRecord
 
 Check = Literal["async", "sync"]
 _RING = 6  # two passes a step, and the steps whose reports are still to be read
@@ -39,7 +42,15 @@ class _Ticket:
 
 @dataclass
 class _Pass:
-    """One forward call of a step. `flush` and `width` are settled when it runs."""
+    """One forward call of a step.
+
+    Attributes:
+        flush: recompute everything.
+        dense: the same because it is cheaper; settled when it runs.
+        demand: what decided between dense and eventful; None where nothing was decided.
+        replayed: the pass was recorded work, whose time says what such passes cost.
+        whole: the model can be recorded with all its code; None if that is not known yet.
+    """
 
     call: Call
     layouts: dict[str, TokenLayout]
@@ -47,8 +58,32 @@ class _Pass:
     maps: bool
     capture: bool
     flush: bool
-    most: int | None
-    width: int = 0
+    fallback: Fallback | None
+    dense: bool = False
+    demand: Demand | None = None
+    replayed: bool = False
+    whole: bool | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What the time of a step says about costs.
+
+    Attributes:
+        demand: see `_Pass`.
+        dense: everything was recomputed.
+    """
+
+    demand: Demand | None
+    dense: bool
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """What a stream's last step counted: tokens that wanted to pass, and that were let pass."""
+
+    wanted: int
+    passed: int
 
 
 class Tenancy:
@@ -60,7 +95,7 @@ class Tenancy:
         self._check = check
         self._pending: list[_Ticket] = []
         self._before: list[_Ticket] = []  # their outputs are done once the next has told
-        self._wanted: dict[int, int] = {}
+        self._counts: dict[int, _Counts] = {}
         self._rings: dict[int, list[HostPlaces]] = {}
 
     def _host(self, batch: int, device: torch.device) -> HostPlaces:
@@ -79,11 +114,11 @@ class Tenancy:
     def forget(self) -> None:
         """Expect nothing more of steps past."""
         self._pending, self._before = [], []
-        self._wanted.clear()
+        self._counts.clear()
 
     def forget_slot(self, slot: int) -> None:
         """Expect nothing more of one stream."""
-        self._wanted.pop(slot, None)
+        self._counts.pop(slot, None)
         for ticket in (*self._pending, *self._before):
             ticket.slots = [-1 if held == slot else held for held in ticket.slots]
 
@@ -107,17 +142,20 @@ class Tenancy:
     def _read(self, ticket: _Ticket, state: SlotState) -> list[int]:
         """Take in a report; returns the slots whose frame was not finite."""
         bad = []
-        for slot, frames, (wanted, finite, cut) in zip(
+        for slot, frames, (wanted, finite, cut, passed) in zip(
             ticket.slots, ticket.frames, ticket.outcome.report.tolist(), strict=True
         ):
             if slot not in state.rows:
                 continue
             row = state.rows.index(slot)
-            self._wanted[slot] = wanted
             if not finite:
                 state.frames[row] = frames
                 bad.append(slot)
-            elif cut:
+            elif cut or wanted == UNCOUNTED:
+                self._counts.pop(slot, None)
+            else:
+                self._counts[slot] = _Counts(wanted, passed)
+            if finite and cut:
                 state.frames[row] = -1
         return bad
 
@@ -150,30 +188,33 @@ class Tenancy:
         layouts: dict[str, TokenLayout],
         launch: Launch,
         *,
-        most: int | None,
+        fallback: Fallback | None,
         maps: bool,
         capture: bool,
-    ) -> tuple[Any, Callable[[], StepRecord], tuple[int, bool] | None]:
+    ) -> tuple[Any, Callable[[], StepRecord], Timing | None]:
         """Run one step of the streams in `state`, whose counts of frames are brought up to date.
 
         Streams that have to flush do so in a pass of their own, so that the others stay cheap.
 
         Args:
-            most: tokens beyond which all of the step runs dense; None for never.
+            fallback: decides whether all of the step runs dense; None for never.
 
         Returns:
-            The model's output, what makes the record, and, where the time of the step says
-            something about its cost, the tokens updated and whether it ran dense.
+            The model's output, what makes the record, and what the time of the step says about
+            costs; None where it says nothing.
         """
-        late = [i for i, frames in enumerate(state.frames) if frames < 0]
-        rest = [i for i in range(len(state)) if i not in late]
-        if not (late and rest) or not call.plain:
-            plan = _Pass(call, layouts, launch, maps, capture, flush=bool(late), most=most)
-            result, record, replayed = self._pass(plan, state, policies)
-            worth = (plan.width, plan.flush) if replayed else None
-            return result, record, worth
+        parts_of = split_flushes(state, call)
+        if parts_of is None:
+            late = any(frames < 0 for frames in state.frames)
+            plan = _Pass(call, layouts, launch, maps, capture, late, fallback)
+            result, record = self._pass(plan, state, policies)
+            if plan.flush and fallback is not None and call.frame.is_cuda and not maps:
+                self._time_dense(plan, state, policies)
+            if not plan.replayed and call.frame.is_cuda:
+                return result, record, None
+            return result, record, Timing(plan.demand, plan.flush or plan.dense)
         parts = []
-        for rows in (late, rest):
+        for rows in parts_of.rows:
             part = state.take(rows)
             assert isinstance(part, SlotState)
             plan = _Pass(
@@ -182,46 +223,71 @@ class Tenancy:
                 launch,
                 maps,
                 capture,
-                flush=rows is late,
-                most=most,
+                flush=rows is parts_of.rows[0],
+                fallback=fallback,
             )
             parts.append(self._pass(plan, part, [policies[i] for i in rows]))
             state.put(rows, part)
-        order = sorted(range(len(state)), key=(late + rest).__getitem__)
-        places = torch.tensor(order, device=call.frame.device)
-        result = _join([part[0] for part in parts], (len(late), len(rest)), order, places)
-        return result, lambda: join_records([part[1]() for part in parts], places), None
+        result = parts_of.join([part[0] for part in parts])
+        return result, lambda: parts_of.join_records([part[1]() for part in parts]), None
 
     def _pass(
         self, plan: _Pass, state: SlotState, policies: list[Policy]
-    ) -> tuple[Any, Callable[[], StepRecord], bool]:
-        """One forward call for streams that all flush, or none; tells whether it was a replay."""
+    ) -> tuple[Any, Callable[[], StepRecord]]:
+        """One forward call for streams that all flush, or none."""
         (layout,) = plan.layouts.values()
-        dials = [d for policy in policies if (d := dials_of(policy, layout.tokens)) is not None]
-        width = layout.tokens if plan.flush else self._width(dials, state, layout)
-        fell_back = plan.most is not None and not plan.flush and width > plan.most
-        plan.flush = plan.flush or fell_back
-        plan.width = layout.tokens if plan.flush else width
+        tokens, forced = layout.tokens, self.residence.forced(layout, self._depth)
+        dials = [d for policy in policies if (d := dials_of(policy, tokens)) is not None]
+        known = [self._counts.get(slot) for slot in state.rows]
+        if plan.fallback is not None and not plan.flush:
+            plan.demand = _demand(dials, known, forced, tokens)
+            plan.dense = plan.demand is not None and plan.fallback.decide(plan.demand)
+        width = tokens
+        if not plan.flush and not plan.dense:
+            passed = [None if counts is None else counts.passed for counts in known]
+            width = self.residence.width(dials, passed, tokens, forced)
         before = list(state.frames)
         try:
             with self.residence.alone(plan.call.frame.device):
                 outcome = self.residence.step(
-                    plan.call, state, dials, policies, plan.layouts, plan.width, plan.launch,
+                    plan.call, state, dials, policies, plan.layouts, width, plan.launch,
                     self._host(len(state), plan.call.frame.device),
-                    flush=plan.flush, maps=plan.maps, capture=plan.capture,
+                    flush=plan.flush, dense=plan.dense, maps=plan.maps, capture=plan.capture,
                 )  # fmt: skip
         except FlushRequired:
-            plan.flush = True
+            plan.flush, plan.dense = True, False
             return self._pass(plan, state, policies)
-        state.frames = [0 if plan.flush else n + 1 for n in before]
+        state.frames = [0 if plan.flush or plan.dense else n + 1 for n in before]
         self._pending.append(_Ticket(list(state.rows), before, outcome))
+        plan.replayed, plan.whole = outcome.replayed, outcome.whole
 
         def record() -> StepRecord:
             made = outcome.record()
-            made.fallback = fell_back
+            made.fallback = plan.dense
             return made
 
-        return outcome.result, record, outcome.replayed
+        return outcome.result, record
+
+    def _time_dense(self, plan: _Pass, state: SlotState, policies: list[Policy]) -> None:
+        """Time dense steps on the frame that was just flushed; its memory stays the same.
+
+        Without it a stream would have to run dense in the middle of a calm scene to learn what
+        that costs. Models that cannot be recorded whole are left alone: the code around their
+        blocks runs in every step and may not expect a frame twice.
+        """
+        assert plan.fallback is not None
+        kept = list(self._pending)
+        for _ in range(ENOUGH + 2):
+            if plan.whole is False or plan.fallback.costs.dense_known:
+                break
+            again = replace(plan, replayed=False, fallback=None)
+            clock = start_clock(plan.call.frame.device)
+            self._pass(again, state, policies)
+            read = clock()
+            if again.replayed:
+                plan.fallback.costs.note(0, read(), dense=True)
+            plan.whole = again.whole
+        self._pending = kept
 
     def settle_now(self, state: SlotState) -> None:
         """With check='sync', wait for the step just queued and raise if it failed."""
@@ -234,9 +300,21 @@ class Tenancy:
             self._before = []
             self._check_sound(tickets, state)
 
-    def _width(self, dials: list[Dials], state: SlotState, layout: TokenLayout) -> int:
-        wanted = [self._wanted.get(slot) for slot in state.rows]
-        return self.residence.width(dials, wanted, layout, self._depth)
+
+def _demand(
+    dials: list[Dials], known: list[_Counts | None], forced: int, tokens: int
+) -> Demand | None:
+    """What decides between dense and eventful; None where a stream's counts are not known."""
+    wanted, updated = [], []
+    for dial, counts in zip(dials, known, strict=True):
+        most = min(dial.cap + forced, tokens)
+        if dial.level == -math.inf:  # a fixed number, known before any step has reported
+            counts = _Counts(most, most)
+        if counts is None:
+            return None
+        updated.append(min(counts.wanted, most))
+        wanted.append(updated[-1] if dial.budget else counts.wanted)
+    return Demand(max(wanted), max(updated))
 
 
 def _wait(event: Any) -> None:
@@ -250,37 +328,6 @@ def _among(bad: list[int], state: SlotState) -> str:
         return ""
     places = ", ".join(str(state.rows.index(slot)) for slot in bad)
     return f" (stream {places} of {len(state)} in the batch)"
-
-
-def _join(results: list[Any], sizes: tuple[int, int], order: list[int], places: Tensor) -> Any:
-    """The outputs of two passes as one, streams in their order.
-
-    Args:
-        sizes: streams of each pass.
-        order: for each stream its place among those of the first pass, then of the second.
-        places: the same as a tensor.
-    """
-
-    def per_stream(value: Any, size: int) -> bool:
-        if not isinstance(value, list) or len(value) != size:
-            return False
-        return not any(isinstance(entry, Tensor | tuple | list) for entry in value)
-
-    def join(first: Any, second: Any) -> Any:
-        if not isinstance(first, Tensor):
-            return first
-        if first.dim() == 0 or len(first) + len(second) != len(order):
-            raise UnsupportedError(
-                "Some streams of the batch recompute everything in a pass of their own, but the "
-                f"model returns a tensor {tuple(first.shape)} without one row per stream. Step "
-                "streams that join on their own first: batch(frame, streams=[name])."
-            )
-        return torch.cat([first, second]).index_select(0, places)
-
-    if all(map(per_stream, results, sizes)):
-        every = [entry for result in results for entry in result]  # a detector's, frame by frame
-        return [every[place] for place in order]
-    return pytree.tree_map(join, *results)
 
 
 def residence_of(home: dict[Any, Residence], key: Any, config: Config) -> Residence:

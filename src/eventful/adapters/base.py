@@ -33,6 +33,7 @@ class Session:
         placed: instance attributes set on modules, with what they replaced, for `restore`.
         handles: hooks to be removed with them.
         residences: where steps on a device keep memory and recorded work, by kind of frame.
+        costs: what steps were seen to cost, by kind of step.
     """
 
     config: Config
@@ -42,6 +43,7 @@ class Session:
     placed: list[tuple[nn.Module, str, dict[str, Any]]] = field(default_factory=list, repr=False)
     handles: list[Any] = field(default_factory=list, repr=False)
     residences: dict[Any, Any] = field(default_factory=dict, repr=False)
+    costs: dict[str, Any] = field(default_factory=dict, repr=False)
     _running: Any = field(default_factory=threading.local, repr=False)
 
     @property
@@ -62,7 +64,7 @@ class Session:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles of a model start outside any step."""
-        return {**self.__dict__, "_running": None, "residences": {}}
+        return {**self.__dict__, "_running": None, "residences": {}, "costs": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

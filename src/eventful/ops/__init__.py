@@ -2,6 +2,7 @@
 
 from eventful.ops import reference as _reference
 from eventful.ops.reference import (
+    REPORT,
     SAMPLE,
     ExactMemory,
     LayerNorm,
@@ -41,6 +42,7 @@ write_rows_ = operation(_reference.write_rows_)
 
 __all__ = [
     "BACKENDS",
+    "REPORT",
     "SAMPLE",
     "ExactMemory",
     "LayerNorm",

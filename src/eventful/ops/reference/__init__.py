@@ -23,6 +23,7 @@ from eventful.ops.reference.exact import (
     recompute_,
 )
 from eventful.ops.reference.gates import (
+    REPORT,
     SAMPLE,
     Picked,
     PickRule,
@@ -45,6 +46,7 @@ from eventful.ops.reference.rows import (
 from eventful.ops.reference.windows import WindowGrid, WindowMap, attend_windows, window_map
 
 __all__ = [
+    "REPORT",
     "SAMPLE",
     "ExactMemory",
     "LayerNorm",

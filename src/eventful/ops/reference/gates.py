@@ -10,6 +10,7 @@ from torch import Tensor
 from eventful.ops.reference.rows import held
 
 SAMPLE = 512  # tokens that stand for all where a level is measured
+REPORT = 4  # columns of a report, see `pick`
 
 
 def sample(tokens: Tensor) -> Tensor:
@@ -45,9 +46,11 @@ class PickRule:
 
     Attributes:
         level: (B,) errors above it pass.
-        cap: (B,) most tokens to pass; 0 lets nothing through.
-        prefix, suffix: special tokens at either end, always to pass.
-        period, turn: token n passes in any case where n and `turn` (B,) are equal modulo `period`.
+        cap: (B,) most tokens to pass by their error.
+        prefix, suffix: special tokens at either end; they pass whatever their error, on top of
+            the cap.
+        period, turn: token n passes, on top of the cap, where n and `turn` (B,) are equal modulo
+            `period`.
         leading: the first gate of the step: it starts the report, later ones add to it.
         scene: (S,) running median of the error, for scene cuts, updated; None without.
         cut: factor, fraction and momentum of the scene cut.
@@ -91,33 +94,50 @@ class Picked:
     places: Tensor
 
 
-def wanted_tokens(error: Tensor, level: Tensor, cap: Tensor, forced: Tensor | None) -> Tensor:
-    """How many tokens (B,) should pass: those forced or above the level, at most `cap`."""
+def wanted_tokens(
+    error: Tensor, level: Tensor, cap: Tensor, forced: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """How many tokens want to pass, and how many may.
+
+    Args:
+        error: (B, N).
+        level: (B,).
+        cap: (B,) most tokens to pass by their error; forced ones come on top.
+        forced: (B, N) tokens that pass whatever their error; None for none.
+
+    Returns:
+        (B,) tokens that are forced or above the level, and (B,) those left by the cap. Without a
+        level (-inf) no more tokens want to pass than the cap says.
+    """
     above = error > level[:, None]
-    if forced is None:
-        return torch.minimum(cap, above.sum(dim=-1))
-    count = torch.minimum(cap, (above | forced).sum(dim=-1))
-    return torch.where(cap > 0, torch.maximum(count, forced.sum(dim=-1)), 0)
+    least = torch.zeros_like(cap) if forced is None else forced.sum(dim=-1)
+    by_error = (above if forced is None else above & ~forced).sum(dim=-1)
+    allowed = least + torch.minimum(cap, by_error)
+    return torch.where(level == -torch.inf, allowed, least + by_error), allowed
 
 
 def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
     """Choose tokens by their error, forced ones first, without asking the host.
 
-    Where more than `width` want to pass, those with the largest errors do and the others
-    wait for the next frame. A stream with an error that is not finite lets nothing through,
-    so that its memory stays as it was.
+    Where more than `width` may pass, those with the largest errors do and the others wait
+    for the next frame. A stream with an error that is not finite lets nothing through, so that
+    its memory stays as it was.
 
     Args:
         error: (B, N).
         width: M.
-        report: (B, 3) int32, written: tokens that wanted to pass, whether all errors were
-            finite, whether the scene was cut.
+        report: (B, REPORT) int32, written. Column 0: tokens that wanted to pass the leading gate,
+            before the cap. 1: whether all errors were finite. 2: whether the scene was cut.
+            3: tokens that the cap let pass, the most at any gate of the step.
     """
     batch, tokens = error.shape
     forced = rule.forced(tokens)
     finite = torch.isfinite(error).all(dim=-1)
-    wanted = torch.where(finite, wanted_tokens(error, rule.level, rule.cap, forced), 0)
-    count = wanted.clamp_max(width)
+    wanted, allowed = (
+        torch.where(finite, number, 0)
+        for number in wanted_tokens(error, rule.level, rule.cap, forced)
+    )
+    count = allowed.clamp_max(width)
     order = error.masked_fill(forced, torch.inf).argsort(dim=-1, descending=True, stable=True)
     valid = torch.arange(width, device=error.device) < count[:, None]
     first = torch.where(count > 0, order[:, 0], 0)
@@ -125,7 +145,7 @@ def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
     rank = order.argsort(dim=-1)
     places = torch.where(rank < count[:, None], rank, -1).to(torch.int32)
     if not rule.leading:
-        report[:, 0] = torch.maximum(report[:, 0], wanted.to(report.dtype))
+        report[:, 3] = torch.maximum(report[:, 3], allowed.to(report.dtype))
         return Picked(index, count, places)
     jumped = torch.zeros_like(finite)
     if rule.scene is not None and rule.cut is not None:
@@ -138,5 +158,5 @@ def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
         after = torch.where(finite, after, before)
         rows = torch.arange(batch, device=error.device) if rule.slots is None else rule.slots
         rule.scene.index_copy_(0, rows, after)
-    report[:, 0], report[:, 1], report[:, 2] = wanted, finite, jumped
+    report[:, 0], report[:, 1], report[:, 2], report[:, 3] = wanted, finite, jumped, allowed
     return Picked(index, count, places)

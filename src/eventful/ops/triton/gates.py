@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eventful.ops.reference import SAMPLE, Picked, PickRule
+from eventful.ops.reference import REPORT, SAMPLE, Picked, PickRule
 
 MOST_TOKENS = 32768
 
@@ -61,12 +61,13 @@ def _pick(
     tokens, width, prefix, suffix, period, cut_factor, cut_fraction, cut_momentum,
     LEADING: tl.constexpr, SCENE: tl.constexpr, HAS_SLOTS: tl.constexpr, TILES: tl.constexpr,
     OWN: tl.constexpr, OTHER: tl.constexpr, WIDTH: tl.constexpr, SAMPLE: tl.constexpr,
+    REPORT: tl.constexpr,
 ):  # fmt: skip
     if SCENE:  # noqa: SIM102 - the last program looks at the scene, the others at their tokens
         if tl.program_id(0) == tl.num_programs(0) - 1:
             _scene(
                 errors, slots, scenes, report, tokens, cut_factor, cut_fraction, cut_momentum,
-                HAS_SLOTS, TILES, OTHER, SAMPLE,
+                HAS_SLOTS, TILES, OTHER, SAMPLE, REPORT,
             )  # fmt: skip
             return
     stream = tl.program_id(1)
@@ -92,7 +93,7 @@ def _pick(
         error = tl.load(errors + j, mask=real, other=0.0)
         forced = _forced(j, tokens, prefix, suffix, period, turn)
         bad += ((error != error) | (error == float("inf"))).to(tl.int32)
-        above += (real & (forced | (error > level))).to(tl.int32)
+        above += (real & (error > level) & (forced == 0)).to(tl.int32)
         least += forced.to(tl.int32)
         key = tl.where(forced, 0x7FFFFFFF, error.to(tl.int32, bitcast=True))
         key = tl.where(real, key, -1)
@@ -113,9 +114,12 @@ def _pick(
     rank = tl.sum(behind, axis=1)
 
     finite = tl.sum(bad, axis=0) == 0
-    wanted = tl.maximum(tl.sum(least, axis=0), tl.minimum(cap, tl.sum(above, axis=0)))
-    wanted = tl.where((cap > 0) & finite, wanted, 0).to(tl.int32)
-    count = tl.minimum(wanted, width)
+    fixed = tl.sum(least, axis=0)
+    by_error = tl.sum(above, axis=0)
+    allowed = tl.where(finite, fixed + tl.minimum(cap, by_error), 0).to(tl.int32)
+    wanted = tl.where(finite, fixed + by_error, 0).to(tl.int32)
+    wanted = tl.where(level == -float("inf"), allowed, wanted)
+    count = tl.minimum(allowed, width)
     chosen = (rank < count) & (i < tokens)
     tl.store(index + stream * width + rank, i.to(tl.int64), mask=chosen)
     tl.store(places + stream * tokens + i, tl.where(chosen, rank, -1), mask=i < tokens)
@@ -129,18 +133,20 @@ def _pick(
     if tl.program_id(0) == 0:
         tl.store(counts + stream, count.to(tl.int64))
         if LEADING:
-            tl.store(report + stream * 3, wanted)
-            tl.store(report + stream * 3 + 1, finite.to(tl.int32))
+            tl.store(report + stream * REPORT, wanted)
+            tl.store(report + stream * REPORT + 1, finite.to(tl.int32))
             if not SCENE:
-                tl.store(report + stream * 3 + 2, 0)
+                tl.store(report + stream * REPORT + 2, 0)
+            tl.store(report + stream * REPORT + 3, allowed)
         else:
-            tl.atomic_max(report + stream * 3, wanted)
+            tl.atomic_max(report + stream * REPORT + 3, allowed)
 
 
 @triton.jit
 def _scene(
     errors, slots, scenes, report, tokens, cut_factor, cut_fraction, cut_momentum,
     HAS_SLOTS: tl.constexpr, TILES: tl.constexpr, OTHER: tl.constexpr, SAMPLE: tl.constexpr,
+    REPORT: tl.constexpr,
 ):  # fmt: skip
     """Whether the scene was cut; the running level moves toward the median of a sample."""
     stream = tl.program_id(1)
@@ -183,7 +189,7 @@ def _scene(
     after = tl.where(known, median + cut_momentum * (before - median), median)
     tl.store(scenes + slot, tl.where(finite, after, before))
     share = tl.sum(far, axis=0).to(tl.float32) / tokens
-    tl.store(report + stream * 3 + 2, (known & (share > cut_fraction)).to(tl.int32))
+    tl.store(report + stream * REPORT + 2, (known & (share > cut_fraction)).to(tl.int32))
 
 
 @triton.jit
@@ -211,6 +217,6 @@ def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
         tokens, width, rule.prefix, rule.suffix, rule.period or 0, *cut,
         LEADING=rule.leading, SCENE=rule.scene is not None, HAS_SLOTS=rule.slots is not None,
         TILES=triton.cdiv(tokens, other), OWN=own, OTHER=other,
-        WIDTH=triton.next_power_of_2(max(width, 1)), SAMPLE=SAMPLE, num_warps=4,
+        WIDTH=triton.next_power_of_2(max(width, 1)), SAMPLE=SAMPLE, REPORT=REPORT, num_warps=4,
     )  # fmt: skip
     return Picked(index, count, places)
