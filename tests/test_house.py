@@ -52,6 +52,7 @@ FLOORS = (
         "fallback",
         "frames",
         "recording",
+        "work",
         "snapshot",
         "residence",
         "passes",

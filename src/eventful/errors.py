@@ -35,6 +35,10 @@ class ConcurrentUseError(EventfulError):
     """One stream stepped from two threads at once."""
 
 
+class StreamClosedError(EventfulError):
+    """A stream used after `close`."""
+
+
 class GradientError(EventfulError):
     """Gradients were asked for through a stream."""
 

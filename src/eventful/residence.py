@@ -13,8 +13,8 @@ import contextlib
 import math
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,6 @@ from eventful.errors import UnsupportedError
 from eventful.layout import TokenLayout
 from eventful.policies import Dials, Policy, dials_of, refresh_period
 from eventful.recording import (
-    Blocks,
     Recorded,
     Recorder,
     Replay,
@@ -39,14 +38,16 @@ from eventful.recording import (
     waits,
 )
 from eventful.slots import SlotPool, SlotState
-from eventful.step import BlockRecord, GateRecord, Resident, Step, StepRecord
+from eventful.step import Resident, Step
 from eventful.weights import Census
+from eventful.work import HostPlaces, Outcome, Work, counts_in, mark, places_for, record_of
 
 Launch = Callable[[Step, Callable[[], Any]], Any]  # runs a forward call as a step
 
 DEVICES = {"cuda"}  # where steps are resident
 _MARGIN = 1.25  # room for more tokens than the last frame wanted
 _MANY = 4  # streams for which recorded work is tied to their slots
+MOST_WORKS = 32  # shapes of step whose recordings are kept
 _FIRST_SHARE = 0.25  # of the tokens, before a threshold's first count is known
 
 
@@ -89,81 +90,6 @@ def bucket(count: int, tokens: int, *, steady: bool = False) -> int:
     return min(tokens, max(step, -(-count // step) * step))
 
 
-@dataclass
-class _Work:
-    """The fixed places of one shape of step, and its recording once there is one."""
-
-    frame: Tensor
-    dials: Tensor  # (8, B) slot, turn, cap; level, k, momentum, inertia, follows the noise
-    report: Tensor
-    sound: Tensor
-    uses: int = 0
-    refused: bool = False
-    asks: bool | None = None  # the rest of the model cannot be recorded; None until known
-    blocks: Blocks | None = None  # where the blocks alone are recorded
-    tape: Tape | None = None
-    result: Any = None
-    record: StepRecord | None = None
-    numbers: Tensor | None = None  # every count of the record in one tensor
-    counts: list[Tensor] = field(default_factory=list)  # those of the recorded step
-
-
-@dataclass
-class Outcome:
-    """What a step left behind.
-
-    Attributes:
-        result: the model's output.
-        record: makes the record, which nobody may ask for.
-        report, sound: see `Resident`, as they arrive on the host.
-        told: event after which `report` is there; `sound` is there with the next step's.
-        replayed: the step was recorded work, whose time says what such steps cost.
-        whole: the step can be recorded with all of the model's code; None if that is not known.
-    """
-
-    result: Any
-    record: Callable[[], StepRecord]
-    report: Tensor
-    sound: Tensor
-    told: Any
-    replayed: bool = False
-    whole: bool | None = None
-
-
-@dataclass(frozen=True)
-class HostPlaces:
-    """Host memory that a step's numbers travel through, pinned where there is a device to reach.
-
-    Attributes:
-        dials: (8, B), see `_Work`.
-        numbers: the same memory as an array.
-        report, sound: see `Resident`.
-    """
-
-    dials: Tensor
-    numbers: Any
-    report: Tensor
-    sound: Tensor
-
-    @classmethod
-    def make(cls, batch: int, device: torch.device) -> HostPlaces:
-        """Room for B streams."""
-        pinned = device.type == "cuda"
-        dials = torch.zeros(8, batch, dtype=torch.float64, pin_memory=pinned)
-        report = torch.zeros(batch, ops.REPORT, dtype=torch.int32, pin_memory=pinned)
-        sound = torch.zeros(batch, dtype=torch.bool, pin_memory=pinned)
-        return cls(dials, dials.numpy(), report, sound)
-
-    def set_dials(self, state: SlotState, dials: Sequence[Dials]) -> None:
-        """Write down the streams' slots, turns and policies."""
-        for stream, (slot, frames, dial) in enumerate(
-            zip(state.rows, state.frames, dials, strict=True)
-        ):
-            noise = dial.noise or (0.0, 0.0, 0.0)
-            follows = dial.noise is not None
-            self.numbers[:, stream] = (slot, frames + 1, dial.cap, dial.level, *noise, follows)
-
-
 class Residence:
     """The slots and the recorded work of one model, for frames of one shape, dtype and device."""
 
@@ -171,7 +97,7 @@ class Residence:
         self.config = config
         self.pool = SlotPool()
         self.constants: dict[Any, Any] = {}
-        self._works: dict[Hashable, _Work] = {}
+        self._works: OrderedDict[Hashable, Work] = OrderedDict()
         self._generation = 0
         self._seen: list[Census] = []  # of streams whose weights are those in use
         self._memory: Any = None
@@ -189,9 +115,34 @@ class Residence:
             self._drop_works()
         self._seen = [census, *self._seen[:63]]
 
+    @property
+    def idle(self) -> bool:
+        """Whether no stream has its memory here."""
+        return self.pool.used == 0
+
+    def close(self) -> None:
+        """Give up the memory of the slots and all recorded work."""
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # recorded work may still be running
+        self._drop_works()
+        self._seen.clear()
+        self.constants.clear()
+        self.pool.close()
+
     def _drop_works(self) -> None:
         self._works.clear()
         self._memory = None  # a memory pool ends with the last of its graphs
+
+    def _work(self, key: Hashable, frame: Tensor, batch: int) -> Work:
+        """The work of one shape of step; the one not used for longest makes room."""
+        if key not in self._works:
+            if len(self._works) >= MOST_WORKS:
+                if frame.is_cuda:
+                    torch.cuda.synchronize(frame.device)  # it may still be running
+                self._works.popitem(last=False)
+            self._works[key] = places_for(frame, batch)
+        self._works.move_to_end(key)
+        return self._works[key]
 
     def forced(self, layout: TokenLayout, depth: int) -> int:
         """Most tokens that pass a gate whatever their error."""
@@ -263,11 +214,9 @@ class Residence:
         # Stock attention is the faster one for many streams, but knows no slots: work of its own.
         state.fixed = len(state) >= _MANY and state.in_a_row
         where = state.rows[0] if state.fixed else None
-        cast = _autocast(call.frame.device)
-        key = (len(state), width, flush, dense, noisy, maps, call.key(), where, cast)
-        if key not in self._works:
-            self._works[key] = _places(call.frame, len(state))
-        work = self._works[key]
+        precision = _precision(call.frame.device)
+        key = (len(state), width, flush, dense, noisy, maps, call.key(), where, precision)
+        work = self._work(key, call.frame, len(state))
         host.set_dials(state, dials)
         work.dials.copy_(host.dials, non_blocking=True)
         work.uses += 1
@@ -300,7 +249,7 @@ class Residence:
 
         def tell() -> None:
             host.report.copy_(work.report, non_blocking=True)
-            told.append(_mark(cuda))
+            told.append(mark(cuda))
 
         recordable = cuda and capture and work.uses > 1 and not work.refused
         if recordable and work.tape is None and work.asks is not None:
@@ -313,7 +262,7 @@ class Residence:
             else:
                 assert work.numbers is not None
                 assert work.record is not None
-                record = partial(_record_of, work.record, work.counts, work.numbers.clone())
+                record = partial(record_of, work.record, work.counts, work.numbers.clone())
                 if maps:
                     made = record()
                     record = partial(lambda value: value, made)
@@ -335,7 +284,7 @@ class Residence:
         )  # fmt: skip
 
     def _replay(
-        self, work: _Work, call: Call, step: Step, launch: Launch, host: HostPlaces,
+        self, work: Work, call: Call, step: Step, launch: Launch, host: HostPlaces,
         tell: Callable[[], None],
     ) -> Any:  # fmt: skip
         """Launch recorded work; of a model that runs around it, `step` is the step."""
@@ -355,7 +304,7 @@ class Residence:
         return pytree.tree_map_only(Tensor, torch.clone, work.result)
 
     def _record(
-        self, work: _Work, call: Call, step: Step, launch: Launch, unpack: Callable[[Step], None]
+        self, work: Work, call: Call, step: Step, launch: Launch, unpack: Callable[[Step], None]
     ) -> None:
         """Record a step that ran before as two graphs; on failure it stays as it is."""
         device = call.frame.device
@@ -370,7 +319,7 @@ class Residence:
             unpack(step)
 
         def finish() -> None:
-            work.record, work.counts = step.record, _counts(step.record)
+            work.record, work.counts = step.record, counts_in(step.record)
             work.numbers = torch.stack([count.long() for count in work.counts])
             tape.end()
 
@@ -408,65 +357,25 @@ class Residence:
             )
 
 
-def _places(frame: Tensor, batch: int) -> _Work:
-    def make(*shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=frame.device)
-
-    return _Work(
-        frame=torch.empty_like(frame, memory_format=torch.contiguous_format),
-        dials=make(8, batch, dtype=torch.float64),
-        report=make(batch, ops.REPORT, dtype=torch.int32),
-        sound=make(batch, dtype=torch.bool),
-    )
-
-
-def _mark(cuda: bool) -> Any:
-    """An event on the current stream."""
-    if not cuda:
-        return None
-    event = torch.cuda.Event()
-    event.record()
-    return event
-
-
-def _autocast(device: torch.device) -> Hashable:
+def _precision(device: torch.device) -> Hashable:
+    """What a user may switch between frames: autocast, and products in TF32."""
     kind = device.type
     on = torch.is_autocast_enabled(kind)
-    return (on, torch.get_autocast_dtype(kind)) if on else False
+    cast = torch.get_autocast_dtype(kind) if on else None
+    return cast, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
 
-def _counts(record: StepRecord) -> list[Tensor]:
-    """Every tensor of counts in a record, once."""
-    found = [gate.counts for gate in record.gates.values()]
-    found += [gate.wanted for gate in record.gates.values() if gate.wanted is not None]
-    found += [value for block in record.blocks.values() for value in block.work.values()]
-    return list({id(tensor): tensor for tensor in found}.values())
+_MOST_KINDS = 4  # kinds of frame whose memory and recordings are kept without a stream
 
 
-def _record_of(kept: StepRecord, counts: list[Tensor], numbers: Tensor) -> StepRecord:
-    """The record of a step that was replayed.
+def residence_of(home: dict[Any, Residence], key: Any, config: Config) -> Residence:
+    """The residence of a model for one kind of frame, made on first use.
 
-    Args:
-        kept: of the step that was recorded.
-        counts: its tensors of counts.
-        numbers: (len(counts), B) what they held after the replay.
+    Of the kinds without a stream those not used for longest are given up.
     """
-    row = {id(tensor): numbers[i] for i, tensor in enumerate(counts)}
-
-    def copied(value: Tensor | None) -> Tensor | None:
-        return None if value is None else value.clone()
-
-    gates = {
-        name: GateRecord(
-            row[id(gate.counts)],
-            copied(gate.error),
-            copied(gate.mask),
-            None if gate.wanted is None else row[id(gate.wanted)],
-        )
-        for name, gate in kept.gates.items()
-    }
-    blocks = {
-        name: BlockRecord(block.shape, {k: row[id(v)] for k, v in block.work.items()})
-        for name, block in kept.blocks.items()
-    }
-    return replace(kept, flushed=list(kept.flushed), gates=gates, blocks=blocks)
+    found = home.pop(key, None) or Residence(config)
+    home[key] = found  # the last is the one used last
+    idle = [kind for kind, held in home.items() if held.idle and kind != key]
+    for kind in idle[: max(0, len(idle) + 1 - _MOST_KINDS)]:
+        home.pop(kind).close()
+    return found

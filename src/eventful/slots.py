@@ -44,6 +44,17 @@ class SlotPool:
         """Give slots back."""
         self._free = sorted({*self._free, *slots})
 
+    @property
+    def used(self) -> int:
+        """Slots that belong to a stream."""
+        return self.capacity - len(self._free)
+
+    def close(self) -> None:
+        """Give up all memory."""
+        self.tensors.clear()
+        self.capacity, self._free = 0, []
+        self.generation += 1
+
     def ensure(
         self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> None:
@@ -94,6 +105,11 @@ class SlotState(StreamState):
                 pool.ensure(name, tensor.shape[1:], tensor.dtype, tensor.device)
                 pool.tensors[name][state.rows] = tensor
         return state
+
+    def give_back(self) -> None:
+        """Hand the slots back to the pool now; the state must not be used any more."""
+        if self._keeper is not None:
+            self._keeper()
 
     def move_out(self) -> StreamState:
         """The same memory as tensors of its own."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from eventful.errors import (
     EventfulError,
     FrameError,
     GradientError,
+    StreamClosedError,
     TrainingModeError,
     UnsupportedError,
 )
@@ -32,7 +33,7 @@ from eventful.policies import Policy
 from eventful.slots import SlotState
 from eventful.state import StreamState
 from eventful.step import FlushRequired, Step, StepRecord
-from eventful.tenancy import Check, Tenancy, Timing, residence_of
+from eventful.tenancy import Check, Tenancy, Timing
 from eventful.weights import Census, WeightGuard
 
 
@@ -86,6 +87,7 @@ class Stepper:
         self._described: Tensor | None = None  # the frame being stepped, for messages
         self._sized: tuple[tuple[int, int], dict[str, TokenLayout]] | None = None
         self._busy = threading.Lock()
+        self._closed = False
 
     @property
     def last(self) -> StepRecord | None:
@@ -111,6 +113,33 @@ class Stepper:
             self._constants.clear()
             self._fallbacks.clear()
             self._last = None
+
+    def close(self) -> None:
+        """Give the memory back; the stream cannot be stepped any more.
+
+        On a GPU the memory of a model's streams of one frame size, and what was recorded for
+        them, goes with the last of them.
+        """
+        with self._alone(closing=True):
+            self._closed = True
+            tenancy, self._tenancy = self._tenancy, None
+            if isinstance(self._state, SlotState):
+                self._state.give_back()
+            self._state = StreamState(0)
+            self._constants.clear()
+            self._weights.drop()
+            self._last = None
+            if tenancy is not None and tenancy.residence.idle:
+                home = self._session.residences
+                for key in [key for key, held in home.items() if held is tenancy.residence]:
+                    home.pop(key).close()
+
+    def __enter__(self) -> Self:
+        """Use as a context manager closes the stream at the end of the block."""
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     def _clear(self) -> None:
         if isinstance(self._state, SlotState):  # the next frame may belong elsewhere
@@ -142,8 +171,10 @@ class Stepper:
         self._settle()
         return self._state.move_out() if isinstance(self._state, SlotState) else self._state
 
-    def _alone(self) -> _Alone:
+    def _alone(self, *, closing: bool = False) -> _Alone:
         """One thread at a time, and out of inference mode."""
+        if self._closed and not closing:
+            raise StreamClosedError("This stream was closed; make another one from the model.")
         return _Alone(self._busy)
 
     def _run(self, rows: Sequence[int], policies: Sequence[Policy | None], call: Call) -> Any:
@@ -211,7 +242,7 @@ class Stepper:
     def _tenancy_of(self, frame: Tensor) -> Tenancy:
         if self._tenancy is None:
             key = batched(signature_of(frame), None)
-            home = residence_of(self._session.residences, key, self.config)
+            home = residence.residence_of(self._session.residences, key, self.config)
             depth = sum(len(blocks) for blocks in self._session.blocks.values())
             self._tenancy = Tenancy(home, depth, self.check)
         return self._tenancy

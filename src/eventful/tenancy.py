@@ -10,18 +10,18 @@ from typing import Any, Literal
 import torch
 
 from eventful.calls import Call
-from eventful.config import Config
 from eventful.costs import ENOUGH, start_clock
 from eventful.errors import NonFiniteError
 from eventful.fallback import Fallback
 from eventful.layout import TokenLayout
 from eventful.passes import split_flushes
 from eventful.policies import Dials, Policy, dials_of
-from eventful.residence import HostPlaces, Launch, Outcome, Residence
+from eventful.residence import Launch, Residence
 from eventful.resident import UNCOUNTED
 from eventful.slots import SlotState
 from eventful.state import StreamState
 from eventful.step import Demand, FlushRequired, StepRecord
+from eventful.work import HostPlaces, Outcome
 
 Check = Literal["async", "sync"]
 _RING = 6  # two passes a step, and the steps whose reports are still to be read
@@ -328,10 +328,3 @@ def _among(bad: list[int], state: SlotState) -> str:
         return ""
     places = ", ".join(str(state.rows.index(slot)) for slot in bad)
     return f" (stream {places} of {len(state)} in the batch)"
-
-
-def residence_of(home: dict[Any, Residence], key: Any, config: Config) -> Residence:
-    """The residence of a model for one kind of frame, made on first use."""
-    if key not in home:
-        home[key] = Residence(config)
-    return home[key]
