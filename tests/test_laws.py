@@ -14,6 +14,7 @@ import zoo_timm
 import zoo_transformers
 from clips import moving_square, then_still
 from eventful import Config, NoiseThreshold, Threshold, TopFraction, TopR
+from tolerances import apart, assert_near, limit
 
 ZOO = {
     **{f"timm/{name}": entry for name, entry in zoo_timm.ZOO.items()},
@@ -64,29 +65,29 @@ def run(entry, target, frame):
         return entry.output(entry.call(target, frame))
 
 
-def gap(got, expected):
-    """Largest difference, relative to the largest output."""
-    return float((got - expected).abs().max() / expected.abs().max())
-
-
 def tokens(model, entry):
     return max(eventful.inspect(model, entry.size).tokens.values())
 
 
-def check_dense(entry, config, frames):
+def check_dense(entry, config, frames, batch=1):
     model = make(entry)
     stream = eventful.Stream(eventful.convert(model, config))
-    clip = moving_square(frames, entry.size, noise=0.05)
-    dense = run(entry, model, torch.cat(clip))
-    for t, frame in enumerate(clip):
-        assert gap(run(entry, stream, frame), dense[t : t + 1]) < 1e-5, f"frame {t}"
+    clip = moving_square(frames, entry.size, batch=batch, noise=0.05)
+    dense = run(entry, model, torch.cat(clip)).split(batch)
+    for t, (frame, expected) in enumerate(zip(clip, dense, strict=True)):
+        assert_near(run(entry, stream, frame), expected, note=f"frame {t}")
 
 
 def test_all_tokens_is_dense_on_every_family(entry, preset):
+    check_dense(entry, preset(TopR(10**6)), frames=8, batch=2)
+
+
+@pytest.mark.slow
+def test_all_tokens_stays_dense_on_every_family(entry, preset):
     check_dense(entry, preset(TopR(10**6)), frames=100)
 
 
-def test_all_tokens_is_dense_under_every_rule(flow, rule):
+def test_all_tokens_stays_dense_under_every_rule(flow, rule):
     check_dense(flow, rule(TopR(10**6)), frames=100)
 
 
@@ -96,11 +97,12 @@ def test_all_tokens_with_pooling_is_the_pooled_model(name, rule):
     entry = ZOO[name]
     model = eventful.convert(make(entry), rule(TopR(10**6), pool=2))
     stream = eventful.Stream(model)
-    clip = moving_square(100, entry.size, noise=0.05)
+    clip = moving_square(40, entry.size, noise=0.05)
     expected = run(entry, eventful.Stream(model), torch.cat(clip))  # a first frame is a flush
     for t, frame in enumerate(clip):
-        assert gap(run(entry, stream, frame), expected[t : t + 1]) < 1e-5, f"frame {t}"
-    assert gap(expected, run(entry, make(entry), torch.cat(clip))) > 1e-3  # pooling does something
+        assert_near(run(entry, stream, frame), expected[t : t + 1], note=f"frame {t}")
+    # Pooling does something.
+    assert apart(expected, run(entry, make(entry), torch.cat(clip))) > 100 * limit("model")
 
 
 def test_a_still_video_changes_nothing(entry, preset):
@@ -108,7 +110,7 @@ def test_a_still_video_changes_nothing(entry, preset):
     frame = moving_square(1, entry.size)[0]
     first = run(entry, stream, frame)
     for _ in range(5):
-        assert gap(run(entry, stream, frame), first) < 1e-6
+        assert_near(run(entry, stream, frame), first, "step")
 
 
 def test_a_still_video_costs_nothing_by_default(flow):
@@ -123,9 +125,11 @@ def test_outside_a_stream_it_is_the_original(entry, preset):
     model = make(entry)
     converted = eventful.convert(model, preset(TopR(3)))
     stream = eventful.Stream(converted)
-    for frame in moving_square(2, entry.size):
+    for frame in moving_square(2, entry.size, batch=2):
+        expected = run(entry, model, frame)
+        assert torch.equal(run(entry, converted, frame), expected)
         run(entry, stream, frame)
-        assert torch.equal(run(entry, converted, frame), run(entry, model, frame))
+        assert torch.equal(run(entry, converted, frame), expected)
 
 
 def test_state_dict_keys_and_weights_are_shared_both_ways(entry):
@@ -201,7 +205,7 @@ def check_batch(entry, config):
         ragged |= len(set(counts.tolist())) > 1
         for row, name in enumerate(names):
             expected = run(entry, alone[name], clips[name][t])
-            assert gap(got[row : row + 1], expected) < 1e-5, (t, name)
+            assert_near(got[row : row + 1], expected, note=(t, name))
         if t == 4:
             batch.leave("c")
     assert ragged
@@ -230,7 +234,7 @@ def test_streams_of_a_batch_keep_their_own_policies(flow):
         stacked = torch.cat(list(frames.values()))
         got = flow.output(flow.call(batch, stacked))
         for row, name in enumerate(policies):
-            assert gap(got[row : row + 1], run(flow, alone[name], frames[name])) < 1e-5
+            assert_near(got[row : row + 1], run(flow, alone[name], frames[name]))
 
 
 CONVERGE = ("tokenwise", "delta-qk", "exact")
@@ -242,8 +246,8 @@ def test_after_motion_stops_the_reference_rules_reach_dense(entry, name):
     count = tokens(model, entry)
     r = count // 4 + 5  # room for changes beside at most 5 special tokens, which count toward r
     depth = eventful.inspect(model, entry.size).matched
-    error = still_error(entry, model, RULES[name](TopR(r)), 3 * depth * math.ceil(count / r))
-    assert error < 1e-5
+    frames = 3 * depth * math.ceil(count / r)
+    assert_near(*when_still(entry, model, RULES[name](TopR(r)), frames))
 
 
 @pytest.mark.parametrize("name", ["fast", "block"])
@@ -252,19 +256,21 @@ def test_after_motion_stops_max_age_reaches_dense(entry, name):
     depth = eventful.inspect(model, entry.size).matched
     gating = {"fast": "frame", "block": "block"}[name]
     config = Config(TopR(1), gating=gating, max_age=5)
-    assert still_error(entry, model, config, depth * 5) < 1e-5
+    assert_near(*when_still(entry, model, config, depth * 5))
 
 
 @pytest.mark.parametrize("name", ["delta-av", "paper", "stgt"])
 def test_delta_and_stgt_never_reach_dense(flow, name):
     """The A gate keeps stale weights on unchanged keys; the previous frame forgets changes."""
     model = make(flow)
-    assert still_error(flow, model, RULES[name](TopR(4)), 100) > 1e-3
+    error = apart(*when_still(flow, model, RULES[name](TopR(4)), 100))
+    assert error > 100 * limit("model")
 
 
-def still_error(entry, model, config, frames):
+def when_still(entry, model, config, frames):
+    """What a stream gives some frames after motion stopped, and what the model gives."""
     clip = then_still(moving_square(6, entry.size), frames)
     stream = eventful.Stream(eventful.convert(model, config))
     for frame in clip:
         got = run(entry, stream, frame)
-    return gap(got, run(entry, model, clip[-1]))
+    return got, run(entry, model, clip[-1])
