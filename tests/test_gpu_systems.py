@@ -17,6 +17,7 @@ import tiny_models
 from eventful.cli.app import app
 from eventful.models.vitdet import Detections
 from eventful.models.vitdet.regions import grouped_nms, roi_align
+from tolerances import BOXES, SCORES, limit
 
 pytestmark = [
     pytest.mark.gpu,
@@ -62,13 +63,13 @@ def test_regions_are_those_of_the_cpu(dtype: torch.dtype) -> None:
     rows = torch.randint(0, 2, (400,))
     wanted = roi_align(maps, boxes, rows, 7, 1 / 8)
     made = roi_align(maps.to("cuda", dtype), boxes.cuda(), rows.cuda(), 7, 1 / 8)
-    limit = 1e-4 if dtype == torch.float32 else 5e-2
-    torch.testing.assert_close(made.float().cpu(), wanted, atol=limit, rtol=limit)
+    bound = limit("library", dtype, "cuda")
+    torch.testing.assert_close(made.float().cpu(), wanted, atol=bound, rtol=bound)
 
 
 def same(got: Detections, wanted: Detections) -> None:
-    torch.testing.assert_close(got.boxes, wanted.boxes, atol=1e-2, rtol=1e-3)
-    torch.testing.assert_close(got.scores, wanted.scores, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(got.boxes, wanted.boxes, **BOXES)
+    torch.testing.assert_close(got.scores, wanted.scores, **SCORES)
 
 
 @pytest.mark.parametrize("placed", [False, True], ids=["pixels", "pixels and placements"])

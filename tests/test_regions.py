@@ -15,6 +15,7 @@ import torch
 from eventful.adapters.libraries import load
 from eventful.adapters.torchvision_ops import compiled_ops
 from eventful.models.vitdet import boxes, regions
+from tolerances import BOXES, VALUES, limit
 
 
 def random_boxes(count: int, size: float, seed: int = 0) -> torch.Tensor:
@@ -60,7 +61,7 @@ def test_boxes_are_coded_as_in_torchvision() -> None:
         reference, target = random_boxes(50, 200, 0), random_boxes(50, 200, 1)
         codes = coder.encode(reference, target)
         torch.testing.assert_close(codes, other.encode_single(target, reference))
-        torch.testing.assert_close(coder.decode(reference, codes), target, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(coder.decode(reference, codes), target, **BOXES)
         wild = torch.randn(50, 3 * 4) * 20  # growth beyond the limit too
         torch.testing.assert_close(
             coder.decode(reference, wild.unflatten(1, (3, 4))).flatten(1),
@@ -217,7 +218,7 @@ def test_roi_align_equals_onnxruntime(case: str, output: int) -> None:
         coordinate_transformation_mode="half_pixel",
     )(features.numpy(), given.numpy(), images.numpy())
     ours = regions.roi_align_plain(features, given, images, output, 0.25)
-    torch.testing.assert_close(ours, torch.from_numpy(theirs), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours, torch.from_numpy(theirs), **VALUES)
 
 
 def test_regions_of_boxes_that_are_not_finite_are_empty() -> None:
@@ -240,7 +241,7 @@ def test_regions_without_boxes_and_gradients() -> None:
     regions.roi_align_plain(features, whole, torch.zeros(1).long(), 7, 0.25).sum().backward()
     # Every bin's weights add up to one.
     assert features.grad is not None
-    assert features.grad.sum() == pytest.approx(3 * 49, rel=1e-4)
+    assert features.grad.sum() == pytest.approx(3 * 49, rel=limit("operation"))
 
 
 def test_groups_do_not_suppress_each_other() -> None:
@@ -302,7 +303,8 @@ def test_compiled_regions_are_read_in_single_precision(monkeypatch: pytest.Monke
     half = regions.roi_align(features.bfloat16(), box, torch.tensor([0]), 7, 0.25)
     assert half.dtype == torch.bfloat16
     exact = regions.roi_align_plain(features, box, torch.tensor([0]), 7, 0.25)
-    torch.testing.assert_close(half.float(), exact, atol=0.03, rtol=0.03)
+    bound = limit("operation", torch.bfloat16)
+    torch.testing.assert_close(half.float(), exact, atol=bound, rtol=bound)
 
 
 def test_regions_are_read_from_the_level_of_their_size() -> None:
@@ -349,4 +351,4 @@ def test_roi_align_equals_torchvision(case: str, output: int, device: str) -> No
     rois = torch.cat([images[:, None].float(), given], dim=1)
     expected = load("torchvision.ops").roi_align(features, rois, output, 0.25, 0, True)
     ours = regions.roi_align_plain(features, given, images, output, 0.25)
-    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours, expected, **VALUES)

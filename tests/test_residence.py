@@ -31,6 +31,7 @@ from eventful import (
 from eventful.errors import NonFiniteError
 from eventful.residence import bucket
 from eventful.slots import SlotState
+from tolerances import assert_near
 
 FAMILIES = {
     "vit": zoo_timm.ZOO["vit"],
@@ -69,8 +70,7 @@ def outputs(entry, stepper, clip, device):
 
 def near(got, expected, device):
     for t, (a, b) in enumerate(zip(got, expected, strict=True)):
-        error = (a - b).abs().max() / b.abs().max()
-        assert error <= (1e-6 if device == "cpu" else 2e-5), f"frame {t}: {float(error)}"
+        assert_near(a, b, "step", f"frame {t}")
 
 
 @pytest.mark.parametrize("policy", [TopFraction(0.3), TopR(0), Threshold(0.8)], ids=str)
@@ -134,8 +134,7 @@ def test_exact_stays_dense_on_its_buffers(vit, device):
     q, k, v = (ops.split_heads(state[f"{name}/{n}"], heads) for n in ("query", "key", "value"))
     scale = q.shape[-1] ** -0.5
     expected = ops.join_heads(ops.attend(q.double(), k.double(), v.double(), scale))
-    error = (state[f"{name}/attended"] - expected).abs().max() / expected.abs().max()
-    assert error <= (1e-6 if device == "cpu" else 2e-5)
+    assert_near(state[f"{name}/attended"], expected, "step")
 
 
 @pytest.mark.parametrize("rule", [Config.fast, Config.exact])
