@@ -1,16 +1,16 @@
 """The command line: fast to answer, typed in its output, and clear when something is missing."""
 
+# ruff: noqa: F811  (fixtures come by import)
 from __future__ import annotations
 
 import json
 import resource
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable
 
 import pytest
 
+from commands import here  # noqa: F401
 from eventful import __version__
 from eventful.cli import main
 from eventful.errors import EventfulError
@@ -27,22 +27,6 @@ def eventful(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, as a user runs it."""
     command = [sys.executable, "-m", "eventful.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True)
-
-
-@pytest.fixture
-def here(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The command in this process, which has loaded torch and the libraries already."""
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["eventful", *arguments])
-        with pytest.raises(SystemExit) as end, warnings.catch_warnings():
-            main()
-        out, err = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, end.value.code or 0, out, err)
-
-    return run
 
 
 def test_help_lists_every_command_without_loading_torch() -> None:

@@ -1,10 +1,9 @@
 """Fine-tuning a detector on a miniature VID and DET: learn, stop, go on, evaluate, convert."""
 
+# ruff: noqa: F811  (fixtures come by import)
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from safetensors.torch import load_file
 
 import eventful
 import miniatures
+from commands import here  # noqa: F401
 from eventful.data import Problems, open_dataset
 from eventful.errors import CheckpointError, ConfigError, DamagedMediaError, NonFiniteError
 from eventful.models.loading import load_model
@@ -137,15 +137,14 @@ def test_a_detector_learns_and_is_the_same_dense_and_eventful(tmp_path: Path) ->
         torch.testing.assert_close(got.scores, expected.scores, **SCORES)
 
 
-def test_from_the_command_line(imagenet: Path, tmp_path: Path) -> None:
-    command = [
-        *(sys.executable, "-m", "eventful.cli", "train", "vitdet", "--json"),
+def test_from_the_command_line(imagenet: Path, tmp_path: Path, here) -> None:
+    done = here(
+        *("train", "vitdet", "--json"),
         *("--data", str(imagenet), "--also", "det_train", "--val-split", "val"),
         *("--weights", str(imagenet / "start.safetensors"), "--out", str(tmp_path)),
         *("--epochs", "2", "--batch", "3", "--warmup", "0", "--decay-epoch", "1"),
         *("--workers", "1", "--val-frames", "1"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout)
     assert report["last"]["train/lr"] == pytest.approx(1e-5)
