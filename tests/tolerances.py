@@ -43,9 +43,9 @@ def apart(got: Tensor, expected: Tensor) -> float:
     assert got.shape == expected.shape
     if not expected.numel():
         return 0.0
-    expected = expected.double()
+    got, expected = got.detach().double(), expected.detach().double()
     largest = expected.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
-    return float((got.double() - expected).abs().max() / largest)
+    return float((got - expected).abs().max() / largest)
 
 
 def assert_near(
@@ -64,5 +64,5 @@ def assert_near(
         dtype: the precision of the computation, where it is not that of `got`.
     """
     bound = limit(kind, dtype or got.dtype, got.device.type)
-    error = apart(got.detach(), expected.detach().to(got.device))
+    error = apart(got, expected.to(got.device))
     assert error <= bound, f"{note}: {error:.2e} apart, {kind} allows {bound:.0e}"
