@@ -12,6 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 SIZE = (48, 64)  # height, width
 EPIC_COLUMNS = [
@@ -196,3 +197,21 @@ def _snippet(top: Path, where: str, wordnet: str, frames: int) -> None:
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """ImageNet VID with one picture that does not decode."""
+    data = imagenet(tmp_path / "vid", frames=2)
+    picture = next(data.rglob("Data/VID/val/ILSVRC2015_val_00001000/000001.JPEG"))
+    picture.write_bytes(b"no picture")
+    return data
+
+
+def strict_json(text: str) -> dict:
+    """JSON as others read it, who know no NaN."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} in JSON")
+
+    return json.loads(text, parse_constant=refuse)

@@ -61,6 +61,7 @@ def test_it_learns_one_frame_and_finds_its_objects() -> None:
     (found,) = model.eval().detect(features(), (56, 84))
     assert found.labels[:2].sort().values.tolist() == [0, 1]
     order = found.labels[:2].argsort(descending=True)
+    # What a short training learns, in pixels.
     torch.testing.assert_close(found.boxes[order], seen.boxes, atol=2.0, rtol=0)
     assert float(found.scores[:2].min()) > 0.5
     assert len(found) == 2 or float(found.scores[2]) < 0.3

@@ -1,15 +1,15 @@
 """`eventful data check`: what is there, what is missing, and the exit code."""
 
+# ruff: noqa: F811  (fixtures come by import)
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import miniatures
+from commands import here  # noqa: F401
 from eventful.cli import data as command
 from eventful.data.check import Report, check
 from eventful.errors import MissingFileError
@@ -113,28 +113,23 @@ def test_nowhere_and_no_such_split(tmp_path: Path) -> None:
         check(miniatures.mot(tmp_path), "test")
 
 
-def eventful(*arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "eventful.cli", "data", "check", *arguments]
-    return subprocess.run(line, capture_output=True, text=True)
-
-
-def test_command_prints_a_table(tmp_path: Path) -> None:
-    done = eventful(str(miniatures.mot(tmp_path)))
+def test_command_prints_a_table(tmp_path: Path, here) -> None:
+    done = here("data", "check", miniatures.mot(tmp_path))
     assert done.returncode == 0, done.stderr
     for word in ("mot", "train", "val", "complete"):
         assert word in done.stdout
 
 
-def test_command_gives_json_and_1_where_unusable(tmp_path: Path) -> None:
-    done = eventful(str(tmp_path), "--json")
+def test_command_gives_json_and_1_where_unusable(tmp_path: Path, here) -> None:
+    done = here("data", "check", tmp_path, "--json")
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
     assert (report["layout"], report["verdict"]) == (None, "unusable")
     assert "mot" in report["known_layouts"]
 
 
-def test_command_exits_with_2_where_there_is_nothing(tmp_path: Path) -> None:
-    done = eventful(str(tmp_path / "nowhere"))
+def test_command_exits_with_2_where_there_is_nothing(tmp_path: Path, here) -> None:
+    done = here("data", "check", tmp_path / "nowhere")
     assert done.returncode == 2
     assert "nowhere is not there" in done.stderr
 

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import safe_open
 
 import eventful
 from eventful.adapters import _ADAPTERS
 from published import PublishedAdapter, config_from, trunk_from
+from tolerances import assert_near
 
 CASES = sorted((Path(__file__).parent / "golden").glob("*.safetensors"))
 
@@ -46,8 +48,8 @@ def test_outputs_and_counts_match_the_recording(path):
         _ADAPTERS.remove(adapter)
     half = meta.get("matmul_2_cast") is not None
     for t, ((got, record), (_, expected)) in enumerate(zip(outputs, frames, strict=True)):
-        tolerance = 2e-2 if half else 1e-4
-        assert (got - expected).abs().max() <= tolerance * expected.abs().max(), f"frame {t}"
+        dtype = torch.bfloat16 if half else torch.float32
+        assert_near(got, expected, "library", f"frame {t}", dtype=dtype)
         counted = {
             f"{k}_flops": v
             for k, v in record.operations()[0].as_dict().items()

@@ -11,6 +11,7 @@ import zoo_transformers
 from clips import moving_square
 from eventful import Config, NoiseThreshold, TopFraction, TopR
 from eventful.config import PRESETS
+from tolerances import assert_near
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,7 +43,7 @@ def test_all_tokens_is_dense(entry, preset):
     stream = eventful.Stream(eventful.convert(model, Config.preset(preset, TopR(10**6))))
     for frame in moving_square(20, entry.size, noise=0.05):
         got, expected = run(entry, stream, frame), run(entry, model, frame)
-        assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
+        assert_near(got, expected)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -15,6 +15,7 @@ from eventful import Config, NoiseThreshold, Threshold, TopFraction, TopR, error
 from eventful.selection import Selection
 from guarding import ENTRY, clip, holds, model, refused, stream, unchanged  # noqa: F401
 from small import drifting_tokens, random_trunk
+from tolerances import assert_near
 
 
 class TestFrames:
@@ -172,7 +173,7 @@ class TestModels:
         for frame in clip:
             with torch.no_grad():
                 expected = model(frame)
-            assert (stream(frame) - expected).abs().max() < 1e-5 * expected.abs().max()
+            assert_near(stream(frame), expected)
         assert list(stream.last.blocks) == ["blocks.1"]
 
     def test_an_unconverted_model(self, model):
@@ -209,9 +210,7 @@ class TestModels:
         ).eval()
         stream = eventful.Stream(whole)
         with torch.no_grad():
-            assert (stream(clip[0]) - model(clip[0])).abs().max() < 1e-5 * model(
-                clip[0]
-            ).abs().max()
+            assert_near(stream(clip[0]), model(clip[0]))
 
     def test_a_copy_of_a_converted_model_is_its_own(self, model, clip):
         first = eventful.convert(model, Config.fast(TopR(3)))
@@ -366,9 +365,9 @@ class TestSnapshots:
         batch.join("old", snapshot=stream.snapshot())
         got = batch(torch.cat([clip[0], clip[2]]))[1:]
         expected = alone(clip[2])
-        assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
+        assert_near(got, expected)
         out = eventful.Stream.load(stream.model, batch.snapshot("old"))
-        assert (out(clip[3]) - alone(clip[3])).abs().max() <= 1e-5 * expected.abs().max()
+        assert_near(out(clip[3]), alone(clip[3]))
 
 
 class TestBatches:
@@ -455,7 +454,7 @@ def test_autocast(model, clip):
             with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
                 got, expected = stream(frame), model(frame)
             assert got.dtype == expected.dtype
-            assert (got - expected).abs().max() <= 3e-2 * expected.abs().max()
+            assert_near(got, expected, dtype=torch.bfloat16)
 
 
 def test_a_converted_model_survives_a_file(model, clip, tmp_path):

@@ -16,11 +16,12 @@ from eventful.errors import ConfigError, MissingDependencyError
 from eventful.evaluate import metrics
 from eventful.evaluate.metrics import Detections, average_views, coco_map50, fgfa_map50, top_k
 from eventful.evaluate.precision import vid_thresholds
+from tolerances import limit
 
 CLASSES = ("car", "dog", "fox", "bus")  # no example shows a bus
 LIBRARIES = ("pycocotools", "faster-coco-eval")
 # Ours sums the same float64 terms in another order.
-SAME = 1e-12
+SAME = limit("operation", torch.float64)
 
 
 def detections(*found: tuple[float, float, float, float, float, int]) -> Detections:

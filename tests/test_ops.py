@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventful.ops import eager, reference
+from tolerances import limit
 
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+DTYPES = [torch.float32, torch.bfloat16]
 
 shapes = st.tuples(
     st.integers(1, 3),
@@ -38,10 +39,10 @@ def close(got, expected, dtype):
     assert torch.equal(got[~finite], expected[~finite])
     largest = expected[finite].abs().max() if finite.any() else torch.tensor(0.0)
     error = (got[finite].float() - expected[finite].float()).abs()
-    assert not error.numel() or error.max() <= TOLERANCE[dtype] * max(float(largest), 1.0)
+    assert not error.numel() or error.max() <= limit("operation", dtype) * max(float(largest), 1.0)
 
 
-@given(shapes, st.sampled_from(list(TOLERANCE)), st.booleans(), st.integers(0, 99))
+@given(shapes, st.sampled_from(DTYPES), st.booleans(), st.integers(0, 99))
 def test_attention(shape, dtype, biased, seed):
     q, k, v, bias = draw(shape, dtype, seed)
     bias = bias if biased else None
@@ -51,7 +52,7 @@ def test_attention(shape, dtype, biased, seed):
     close(eager.attend(q, k, v, 0.3, bias), expected, dtype)
 
 
-@given(shapes, st.sampled_from(list(TOLERANCE)), st.booleans(), st.booleans(), st.integers(0, 99))
+@given(shapes, st.sampled_from(DTYPES), st.booleans(), st.booleans(), st.integers(0, 99))
 def test_partial_attention(shape, dtype, biased, ragged, seed):
     q, k, v, bias = draw(shape, dtype, seed)
     bias = bias if biased else None
@@ -77,9 +78,9 @@ def test_exchanging_some_keys_is_attention_over_the_new_ones(shape, seed):
     old = reference.attend_partial(q, k[:, :, changed], v[:, :, changed], 0.3)
     merged, merged_lse, condition = reference.merge_partial((out, lse, 1 + lse.abs()), new, old)
     expected, expected_lse = reference.attend_partial(q, new_k, new_v, 0.3)
-    good = condition < 100
-    assert (merged - expected)[good].abs().max() < 1e-3 if good.any() else True
-    assert (merged_lse - expected_lse)[good].abs().max() < 1e-3 if good.any() else True
+    good = condition < 100  # which multiplies the rounding of one operation
+    for a, b in ((merged, expected), (merged_lse, expected_lse)):
+        assert not good.any() or (a - b)[good].abs().max() < 100 * limit("operation")
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])

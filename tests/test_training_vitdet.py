@@ -1,11 +1,9 @@
 """Fine-tuning a detector on a miniature VID and DET: learn, stop, go on, evaluate, convert."""
 
+# ruff: noqa: F811  (fixtures come by import)
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from safetensors.torch import load_file
 
 import eventful
 import miniatures
+from commands import here  # noqa: F401
 from eventful.data import Problems, open_dataset
 from eventful.errors import CheckpointError, ConfigError, DamagedMediaError, NonFiniteError
 from eventful.models.loading import load_model
@@ -37,6 +36,8 @@ from eventful.train.frames import Augment, FrameExamples, at_most_per_class, col
 from eventful.train.journal import read
 from eventful.train.processes import Processes
 from eventful.train.recipes import VID, Recipe
+from tolerances import BOXES, SCORES
+from torchrun import pair
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 QUICK = Recipe(epochs=2, batch=2, lr=1e-3, weight_decay=0.1, warmup=2, decay_epochs=(1,), clip=1.0)
@@ -132,19 +133,18 @@ def test_a_detector_learns_and_is_the_same_dense_and_eventful(tmp_path: Path) ->
     for frame in videos[0]:
         pixels, placement = model.prepare(frame.pixels)
         (got,), (expected,) = stream(pixels, [placement]), model(pixels, [placement])
-        torch.testing.assert_close(got.boxes, expected.boxes, atol=1e-3, rtol=1e-4)
-        torch.testing.assert_close(got.scores, expected.scores, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(got.boxes, expected.boxes, **BOXES)
+        torch.testing.assert_close(got.scores, expected.scores, **SCORES)
 
 
-def test_from_the_command_line(imagenet: Path, tmp_path: Path) -> None:
-    command = [
-        *(sys.executable, "-m", "eventful.cli", "train", "vitdet", "--json"),
+def test_from_the_command_line(imagenet: Path, tmp_path: Path, here) -> None:
+    done = here(
+        *("train", "vitdet", "--json"),
         *("--data", str(imagenet), "--also", "det_train", "--val-split", "val"),
         *("--weights", str(imagenet / "start.safetensors"), "--out", str(tmp_path)),
         *("--epochs", "2", "--batch", "3", "--warmup", "0", "--decay-epoch", "1"),
         *("--workers", "1", "--val-frames", "1"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout)
     assert report["last"]["train/lr"] == pytest.approx(1e-5)
@@ -330,14 +330,7 @@ def test_two_processes_train_stop_and_go_on_as_two_or_as_one(
     """With a mask head, which learns nothing: its parameters must not be waited for."""
     save_model(tiny(30, cascade=True), imagenet / "cascade.safetensors")
     (tmp_path / "pair.py").write_text(PAIR)
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *("--master-port", str(20_000 + (os.getpid() + 7) % 20_000)),
-        *(str(tmp_path / "pair.py"), str(imagenet), str(tmp_path)),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
+    pair(tmp_path / "pair.py", imagenet, tmp_path)
 
     start = load_file(imagenet / "cascade.safetensors")
     whole, halves = (load_file(tmp_path / f"{n}/model.safetensors") for n in ("whole", "halves"))

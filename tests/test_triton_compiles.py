@@ -31,6 +31,9 @@ from eventful.ops.triton import (  # noqa: E402
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="kernels are interpreted in this process")
 
+# Products of fp32 compile for many seconds; the default run has one case of them.
+slow_kind = pytest.param(torch.float32, marks=pytest.mark.slow)
+
 KINDS = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
@@ -112,8 +115,16 @@ def test_gates_and_rows(compiled):
     assert len(compiled) == 10
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("keys", [4096, 4097])
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        (torch.bfloat16, 4096),
+        (torch.bfloat16, 4097),
+        (torch.float32, 4096),
+        pytest.param(torch.float32, 4097, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_attention(compiled, kind, keys):
     q, k = (ops.split_heads(make(1, n, 768, kind=kind), 12) for n in (512, keys))
     attention.attend(q, k, k, 0.125, slots=SLOTS)
@@ -143,7 +154,7 @@ def test_windows(compiled, padded):
     assert compiled == ["_attend_windows"]
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("kind", [torch.bfloat16, slow_kind], ids=str)
 def test_exact(compiled, kind):
     tokens, out = make(1, 4097, 768, kind=kind), torch.zeros(1, 4097, 768)
     small, new = torch.zeros(1, 4097, 12), make(1, 512, 768, kind=kind)
@@ -154,6 +165,24 @@ def test_exact(compiled, kind):
     assert compiled == ["_exchange", "_attend_rows", "_settle_rows"]
 
 
+def test_the_largest_tiles_that_fit_are_found_once(monkeypatch):
+    monkeypatch.setattr(tiles, "_found", {})
+    tried = []
+
+    def launch(side):
+        tried.append(side)
+        if side > 32:
+            raise OutOfResources(side, 32, "shared memory")
+        return side
+
+    sizes = [{"side": side} for side in (128, 64, 32, 16)]
+    assert [tiles.fitting("key", sizes, launch) for _ in range(2)] == [32, 32]
+    assert tried == [128, 64, 32, 32]
+    with pytest.raises(OutOfResources):
+        tiles.fitting("other", sizes[:2], launch)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [101376], ids=["desktop"])
 def test_wide_heads_fit_a_small_device(compiled):
     """Tiles shrink until they fit: 99 KiB are what the cards of a desktop have."""

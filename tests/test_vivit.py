@@ -31,7 +31,8 @@ from eventful.models.vivit import (
 )
 from published import config_from
 from test_golden import CASES, read
-from test_vitdet import TOLERANCE, apart, golden_state, stir
+from test_vitdet import golden_state, stir
+from tolerances import VALUES, assert_near
 
 TINY = ViViTConfig(
     classes=5, size=32, frames=8, patch=8, dim=16, depth=3, temporal_depth=2, heads=2
@@ -76,7 +77,7 @@ def test_spatial_model_reproduces_the_published_arrays() -> None:
         converted.recorded = tokens[:, :1]
         image = tokens[:, 1:].transpose(1, 2).unflatten(2, grid)
         out = stream.call("forward_features", image[:, :, None])
-        assert apart(out, expected) <= TOLERANCE, f"frame {t}"
+        assert_near(out, expected, "library", f"frame {t}")
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -88,8 +89,8 @@ def test_updating_every_token_is_dense(preset: str) -> None:
     vectors = spatial_vectors(stream, video, observe=records.append)
     with torch.no_grad():
         dense = torch.stack([model.spatial(step) for step in steps(video)], dim=1)
-        assert apart(vectors, dense) < TOLERANCE
-        assert apart(model.classify(vectors), model(video)) < TOLERANCE
+        assert_near(vectors, dense)
+        assert_near(model.classify(vectors), model(video))
     assert [record.flushed for record in records] == [[True], [False], [False], [False]]
 
 
@@ -103,7 +104,7 @@ def test_steps_cost_less_and_a_still_view_changes_nothing(preset: str) -> None:
     assert set(stream.last.updated.values()) == {4.0}
     assert stream.last.macs < stream.last.dense_macs
     vectors = spatial_vectors(stream, still)
-    assert apart(vectors[:, 1:], vectors[:, :1].expand(-1, 3, -1)) < TOLERANCE
+    assert_near(vectors[:, 1:], vectors[:, :1].expand(-1, 3, -1), "step")
     # Each view begins afresh: what went before does not matter.
     assert torch.equal(spatial_vectors(stream, video), moved)
 
@@ -130,7 +131,7 @@ def test_views_are_averaged_before_the_softmax() -> None:
     spatial = eventful.convert(model.spatial, eventful.Config.exact(eventful.TopR(17)))
     steps_seen = []
     streamed = classify_views(model, views, eventful.Stream(spatial), steps_seen.append)
-    torch.testing.assert_close(streamed, dense, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(streamed, dense, **VALUES)
     assert len(steps_seen) == 3 * 4
     with pytest.raises(FrameError, match="at least one"):
         classify_views(model, [])

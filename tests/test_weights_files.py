@@ -1,5 +1,6 @@
 """Files of weights: every kind is read, nothing in one is run, and the command that converts."""
 
+# ruff: noqa: F811  (fixtures come by import)
 from __future__ import annotations
 
 import argparse
@@ -9,14 +10,13 @@ import json
 import os
 import pickle
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from commands import here  # noqa: F401
 from eventful.cli import main, weights
 from eventful.errors import CheckpointError
 from eventful.models.checkpoints import read_checkpoint
@@ -192,11 +192,6 @@ def files_of_every_layout(folder: Path) -> dict[str, tuple[Path, int, type]]:
     return made
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "eventful.cli", "weights", "convert", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True)
-
-
 def test_the_command_converts_every_layout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,19 +211,19 @@ def test_the_command_converts_every_layout(
     assert report["config"]["classes"] == 5
 
 
-def test_the_command_writes_nothing_that_does_not_fit(tmp_path: Path) -> None:
+def test_the_command_writes_nothing_that_does_not_fit(tmp_path: Path, here) -> None:
     given = filled(vivit_keys(5, 2, True, 64, 2))
     given["head.stranger"] = torch.zeros(1)
     lost = given.pop("backbone.norm.bias")
     torch.save({"model_state": given}, tmp_path / "in.pth")
     target = tmp_path / "out.safetensors"
-    done = command(tmp_path / "in.pth", target)
+    done = here("weights", "convert", tmp_path / "in.pth", target)
     assert done.returncode == 2
     assert "unexpected in the file: head.stranger" in done.stderr
     assert "missing from the file: spatial.norm.bias" in done.stderr
     assert "Traceback" not in done.stderr
     assert not target.exists()
-    partly = command(tmp_path / "in.pth", target, "--partial")
+    partly = here("weights", "convert", tmp_path / "in.pth", target, "--partial")
     assert partly.returncode == 0
     assert "unexpected in the file: head.stranger" in partly.stdout
     assert target.exists()

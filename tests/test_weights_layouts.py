@@ -17,6 +17,7 @@ from eventful.models.layouts import LAYOUTS
 from eventful.models.loading import build, convert_checkpoint, load_model, load_weights, save
 from eventful.models.vitdet import BackboneConfig, ViTDet, ViTDetBackbone, vitdet_b
 from eventful.models.vivit import ViViT, vivit_b_epic, vivit_b_kinetics
+from tolerances import VALUES
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -264,7 +265,7 @@ def test_tables_of_one_size_are_those_of_global_blocks(size: int) -> None:
     load_weights(ours, converted.state)
     frame = torch.randn(1, 3, size, size)
     with torch.no_grad():
-        torch.testing.assert_close(ours(frame), theirs(frame).feature_maps[0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(ours(frame), theirs(frame).feature_maps[0], **VALUES)
 
 
 def test_windows_that_a_file_does_not_tell_are_not_guessed() -> None:
@@ -279,7 +280,7 @@ def test_windows_that_a_file_does_not_tell_are_not_guessed() -> None:
     assert load_weights(ours, theirs.state_dict(), "transformers").complete
     frame = torch.randn(1, 3, 128, 128)
     with torch.no_grad():
-        torch.testing.assert_close(ours(frame), theirs(frame).feature_maps[0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(ours(frame), theirs(frame).feature_maps[0], **VALUES)
 
 
 SHAPES_GONE_WRONG = {

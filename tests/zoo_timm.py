@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import eventful
+from eventful import Config
 from eventful.adapters.libraries import load
 
 timm = load("timm")
@@ -138,3 +140,21 @@ ZOO: dict[str, Entry] = {
     "sam": Entry(segment_anything, size=(40, 56)),
     "torchvision": Entry(lambda: spread(EncoderTokens()), size=(32, 32)),
 }
+
+
+def make(entry: Entry) -> nn.Module:
+    """The same model at every call."""
+    torch.manual_seed(7)
+    return entry.make()
+
+
+def run(entry: Entry, target: Callable[..., Any], frame: Tensor) -> Tensor:
+    """What a model or a stream makes of a frame."""
+    with torch.no_grad():
+        return entry.output(entry.call(target, frame))
+
+
+def stream_of(model: nn.Module, config: Config) -> eventful.Stream:
+    """A stream of the converted model."""
+    converted = eventful.convert(model, config)
+    return eventful.Stream(converted)

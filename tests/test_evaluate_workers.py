@@ -1,0 +1,177 @@
+"""The processes of an evaluation, and the store they write to."""
+
+# ruff: noqa: F811  (fixtures come by import)
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import miniatures
+import tiny_models
+from eventful.data import open_dataset
+from eventful.errors import (
+    CheckpointError,
+    RunError,
+    WorkerError,
+)
+from eventful.evaluate.detection import DetectionJob
+from eventful.evaluate.models import Weights
+from eventful.evaluate.runs import RunStore, VideoResult
+from eventful.evaluate.variants import Variant
+from eventful.evaluate.workers import Item, Workers, work
+from miniatures import damaged  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def vid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return miniatures.imagenet(tmp_path_factory.mktemp("vid"), frames=2)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "vitdet.safetensors"
+    return tiny_models.write(tiny_models.detector(), path)
+
+
+@pytest.fixture(scope="module")
+def vivit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "vivit.safetensors"
+    return tiny_models.write(tiny_models.recogniser(), path)
+
+
+def test_a_worker_tells_what_became_of_each_video(
+    damaged: Path, weights: Path, vivit: Path, tmp_path: Path
+) -> None:
+    videos = open_dataset(damaged, "val").videos
+    store = RunStore.open(tmp_path / "run", {}, resume=True)
+    variant = Variant("Base model", "dense")
+    jobs = [DetectionJob(Weights(path), variant) for path in (weights, vivit)]
+    inbox, outbox = queue.Queue(), queue.Queue()
+    for index, (job, video) in enumerate([(jobs[0], videos[0]), (jobs[0], videos[1])]):
+        inbox.put(Item(job, store, "v", index, video))
+    inbox.put(Item(jobs[1], store, "v", 2, videos[0]))  # weights of another model
+    inbox.put(Item(Stumbling(), store, "v", 3, videos[0]))
+    inbox.put(None)
+    work(inbox, outbox, "cpu", torch.get_num_threads())
+    assert [m for m in outbox.queue if m[0] == "begin"] == [
+        ("begin", i, os.getpid()) for i in range(4)
+    ]
+    told = [message for message in outbox.queue if message[0] not in ("begin", "tick")]
+    assert [(kind, index) for kind, index, _ in told] == [
+        *(("done", 0), ("done", 1), ("error", 2), ("error", 3)),
+    ]
+    assert told[0][2] is None
+    assert "000001.JPEG" in told[1][2]
+    assert isinstance(told[2][2], CheckpointError)
+    assert isinstance(told[3][2], WorkerError)
+    assert "stumbled" in str(told[3][2])
+    assert sum(frames for kind, _, frames in outbox.queue if kind == "tick") == 2
+
+
+class Stumbling:
+    """A job with a mistake in it."""
+
+    def run(self, video: object, device: str, tick: object) -> VideoResult:
+        raise ZeroDivisionError("stumbled")
+
+
+class Dying(Stumbling):
+    """A job that takes its process with it, as one that runs out of memory does."""
+
+    def run(self, video: object, device: str, tick: object) -> VideoResult:
+        time.sleep(0.5)  # what it has told is on its way
+        os._exit(9)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_ends_the_run(vid: Path, tmp_path: Path) -> None:
+    store = RunStore.open(tmp_path, {}, resume=True)
+    videos = open_dataset(vid, "val").videos
+    items = [Item(Dying(), store, "v", i, video) for i, video in enumerate(videos)]
+    with (
+        pytest.raises(WorkerError, match="exit code 9 at ILSVRC2015_val"),
+        Workers(2, threads=1) as workers,
+    ):
+        workers.run(items)
+
+
+STOPPED = """
+import os, signal, sys, time
+from pathlib import Path
+from eventful.data.records import Video
+from eventful.evaluate.runs import RunStore
+from eventful.evaluate.workers import Item, Workers
+from eventful.video.source import ImageFiles
+
+class Slow:
+    def run(self, video, device, tick):
+        tick(1)
+        time.sleep(600)
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # deaf if started in the background
+    store = RunStore.open(sys.argv[1], {}, resume=True)
+    frames = ImageFiles(Path(), ("x" * 100_000,))  # more than a pipe holds
+    items = [Item(Slow(), store, "v", i, Video("v", frames)) for i in range(8)]
+
+    def stop(frames):
+        Path(sys.argv[2]).touch()
+        os.killpg(0, signal.SIGINT)
+
+    with Workers(2, threads=1) as workers:
+        workers.run(items, stop)
+"""
+
+
+def test_ctrl_c_ends_every_process_at_once(tmp_path: Path) -> None:
+    """As a terminal sends it, to all of them; videos still wait to be handed out."""
+    script = tmp_path / "stopped.py"
+    script.write_text(STOPPED)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "run"), str(tmp_path / "pressed")],
+        capture_output=True,
+        text=True,
+        timeout=300,  # three processes that load torch, on a machine that may be busy
+        start_new_session=True,
+    )
+    took = time.time() - (tmp_path / "pressed").stat().st_mtime
+    assert took < 30  # a worker's job would go on for ten minutes
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr.count("Traceback") == 1  # of the calling process alone
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_mistake_names_the_video(vid: Path, tmp_path: Path) -> None:
+    store = RunStore.open(tmp_path, {}, resume=True)
+    video = open_dataset(vid, "val").videos[1]
+    with pytest.raises(WorkerError, match=rf"Video {video.name} failed(.|\n)*stumbled"):
+        Workers(1).run([Item(Stumbling(), store, "v", 0, video)])
+
+
+def test_a_store_refuses_a_folder_that_is_not_its_own(tmp_path: Path) -> None:
+    (tmp_path / "videos").mkdir()
+    with pytest.raises(RunError, match="no run of ours"):
+        RunStore.open(tmp_path, {}, resume=True)
+    with pytest.raises(RunError, match=r"cannot be written to.*--out"):
+        RunStore.open(Path(__file__) / "run", {}, resume=True)
+    (tmp_path / "run.json").write_text("not json")
+    with pytest.raises(RunError, match="start over"):
+        RunStore.open(tmp_path, {}, resume=True)
+
+
+def test_a_store_keeps_numbers_exactly(tmp_path: Path) -> None:
+    store = RunStore.open(tmp_path / "run", {"a": (1, 2)}, resume=True)
+    kept = torch.rand(3, 4, dtype=torch.float64)
+    store.save("v", 7, "P01/a b", VideoResult({"x": kept, "none": torch.zeros(0, 4)}, {"n": 1}))
+    found = RunStore.open(tmp_path / "run", {"a": [1, 2]}, resume=True).load("v", 7, "P01/a b")
+    assert found.tensors["x"].equal(kept)
+    assert found.tensors["none"].shape == (0, 4)
+    assert found.facts == {"n": 1}

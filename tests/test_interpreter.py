@@ -1,0 +1,60 @@
+"""The Triton kernels in Triton's interpreter, on a machine without a GPU.
+
+In a process of its own, because the switch is read when the kernels are defined. The default run
+takes one odd shape of every kernel; `-m slow` takes every case of test_backends.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import backends
+import eventful.ops
+
+TESTS = Path(__file__).parent
+
+pytestmark = pytest.mark.skipif(
+    backends.TRITON, reason="test_backends.py runs the kernels in this process"
+)
+
+
+def kernels() -> set[str]:
+    """Every function written in Triton's language."""
+    sources = (Path(eventful.ops.__file__).parent / "triton").glob("*.py")
+    return {
+        name
+        for source in sources
+        for name in re.findall(r"^@triton\.jit\ndef (\w+)\(", source.read_text(), re.MULTILINE)
+    }
+
+
+def interpret(marks: str, launches: Path) -> set[str]:
+    """Runs test_backends.py with kernels interpreted; the names of the kernels that ran."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", marks, "-p", "launches"]
+    command += ["-p", "no:cacheprovider", str(TESTS / "test_backends.py")]
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    environment = {"TRITON_INTERPRET": "1", "LAUNCHES": str(launches), "PYTHONPATH": paths}
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "passed" in done.stdout
+    return set(launches.read_text().split())
+
+
+def test_every_kernel_equals_the_reference_at_an_odd_shape(tmp_path):
+    found = interpret("triton and not slow", tmp_path / "launches")
+    assert len(kernels()) > 15
+    assert kernels() <= found  # beside them, functions of Triton's own
+
+
+@pytest.mark.slow
+def test_every_case_of_every_kernel(tmp_path):
+    assert kernels() <= interpret("triton", tmp_path / "launches")
