@@ -17,10 +17,14 @@ import zoo_timm
 import zoo_transformers
 from clips import moving_square
 from eventful import Config, Stream, StreamBatch, TopR
+from eventful.adapters.base import Session
+from eventful.adapters.constants import SizedMethod
 from eventful.errors import WeightsChangedError
 from eventful.models.blocks import at_size
 from eventful.models.vitdet import BackboneConfig, ViTDetBackbone
 from eventful.models.vivit import SpatialModel, ViViTConfig
+from eventful.state import StreamState
+from eventful.step import Step
 from zoo_timm import Entry, named, plain, rotary
 from zoo_transformers import WIDE, interpolated
 
@@ -189,45 +193,43 @@ def position_tables(model: nn.Module) -> list[nn.Parameter]:
     ]
 
 
-def test_new_weights_bring_new_tables(subject, steps):
+@pytest.mark.parametrize("seen", [True, False], ids=["in place", "through data"])
+def test_new_weights_bring_new_tables(subject, steps, seen):
     stream = subject.stream(TopR(10_000))
     first, second, third = subject.clip(3)
     subject.run(stream, first)
     subject.run(stream, second)
-    with torch.no_grad():
-        for weight in position_tables(subject.model) or subject.model.parameters():
-            weight.add_(0.3 * torch.randn_like(weight))
-    with pytest.raises(WeightsChangedError):
-        subject.run(stream, third)
-        subject.run(stream, third)
+    for weight in position_tables(subject.model) or subject.model.parameters():
+        # Writes through `.data` do not count as a change, but a reset heeds them.
+        (weight.detach() if seen else weight.data).add_(0.3 * torch.randn_like(weight))
+    if seen:
+        with pytest.raises(WeightsChangedError):
+            subject.run(stream, third)
     stream.reset()
     for frame in (third, second):
         close(subject.run(stream, frame), subject.run(subject.model, frame))
 
 
-def other_size(entry: Entry) -> tuple[int, int]:
-    height, width = entry.size
-    return width, height
-
-
 def test_two_sizes_at_a_time(subject, steps):
+    size = other_size(subject)
+    if size is None:
+        return  # such a model takes one size
     converted = eventful.convert(subject.model, Config.fast(TopR(10_000), fallback=False))
-    sizes = (subject.entry.size, other_size(subject.entry))
-    streams = [Stream(converted) for _ in sizes]
-    clips = [subject.clip(3, size) for size in sizes]
-    if "one_size" in str(type(subject.entry)) or not takes(subject, clips[1][0]):
-        clips, streams = clips[:1] * 2, streams  # such a model has one size
+    streams = [Stream(converted), Stream(converted)]
+    clips = [subject.clip(3), subject.clip(3, size)]
     for frames in zip(*clips, strict=True):
         for stream, frame in zip(streams, frames, strict=True):
             close(subject.run(stream, frame), subject.run(subject.model, frame))
 
 
-def takes(subject: Subject, frame: Tensor) -> bool:
+def other_size(subject: Subject) -> tuple[int, int] | None:
+    height, width = subject.entry.size
     try:
-        subject.run(subject.model, frame)
-    except (AssertionError, RuntimeError):
-        return False
-    return True
+        subject.run(subject.model, subject.clip(1, (width, height))[0])
+    except AssertionError:
+        assert "dynamic_img_size" in dir(subject.model)
+        return None
+    return width, height
 
 
 def test_autocast(subject, steps):
@@ -238,3 +240,193 @@ def test_autocast(subject, steps):
             expected = subject.run(subject.model, frame)
         assert got.dtype == expected.dtype
         close(got.float(), expected.float(), 0.05)
+
+
+class TestFallsBack:
+    """Code that is not the library's own may depend on more than weights and sizes."""
+
+    def test_a_subclass_that_resizes_its_own_way(self, steps):
+        class Shifting(zoo_timm.vit.VisionTransformer):
+            shift = 0.0
+
+            def _pos_embed(self, x):
+                return super()._pos_embed(x) + self.shift
+
+        torch.manual_seed(3)
+        model = zoo_timm.spread(Shifting(**zoo_timm.TINY, **DYNAMIC, patch_size=8, global_pool=""))
+        stream = Stream(eventful.convert(model, Config.fast(TopR(10_000), fallback=False)))
+        for frame in moving_square(3, (40, 24)):
+            stream.model.shift = model.shift = model.shift + 0.5
+            with torch.no_grad():
+                close(stream(frame), model(frame))
+
+    def test_a_method_set_on_the_instance(self, steps):
+        entry = zoo_transformers.ZOO["vit"]
+        torch.manual_seed(3)
+        model = entry.make()
+        own, shift = model.embeddings.interpolate_pos_encoding, [0.0]
+        model.embeddings.interpolate_pos_encoding = lambda *args: own(*args) + shift[0]
+        stream = Subject(entry, model).stream(TopR(10_000))
+        for frame in moving_square(3, entry.size):
+            shift[0] += 0.5
+            with torch.no_grad():
+                close(*(entry.output(entry.call(run, frame)) for run in (stream, model)))
+
+
+class Counter(nn.Module):
+    """Counts how often its method ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(4))
+        self.ran = 0
+
+    def sized(self, *args, **kwargs) -> int:
+        self.ran += 1
+        return self.ran
+
+
+class TestSizedMethod:
+    """What a result is kept for."""
+
+    @pytest.fixture
+    def session(self):
+        session = Session(Config.fast(TopR(1)))
+        session.step = Step(session.config, StreamState(1), [TopR(1)], [True], {})
+        return session
+
+    @pytest.fixture
+    def module(self):
+        return Counter()
+
+    @pytest.mark.parametrize("other", [(3,), (2, 4), ((2, 3),), (None,), ("a",)], ids=str)
+    def test_each_size_has_its_own(self, session, module, other):
+        method = SizedMethod(module, "sized", session)
+        assert [method(2), method(*other), method(2), method(*other)] == [1, 2, 1, 2]
+        assert [method(size=2), method(size=2)] == [3, 3]
+
+    def test_autocast_has_its_own(self, session, module):
+        method = SizedMethod(module, "sized", session)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert method(2) == 1
+        with torch.autocast("cpu", torch.float16):
+            assert method(2) == 2
+        assert method(2) == 3
+        with torch.autocast("cpu", torch.bfloat16):
+            assert method(2) == 1
+
+    def test_written_and_moved_tables_are_noticed(self, session, module):
+        method = SizedMethod(module, "sized", session)
+        assert method(2) == method(2) == 1
+        module.table.detach().add_(1)
+        assert method(2) == method(2) == 2
+        module.double()
+        assert method(2) == method(2) == 3
+
+    def test_tensors(self, session, module):
+        """Parameters by identity, others by size, where that is all they tell."""
+        exact, shaped = (SizedMethod(module, "sized", session, flag) for flag in (False, True))
+        frame, table = torch.ones(2, 3, 4), nn.Parameter(torch.ones(4))
+        assert exact(table) == exact(table) == 1
+        assert exact(module.table) == 2
+        assert [exact(frame), exact(frame)] == [3, 4]
+        assert shaped(frame) == shaped(torch.zeros(5, 3, 4)) == 5
+        assert [shaped(torch.ones(2, 4, 3)), shaped(frame.double())] == [6, 7]
+
+    def test_what_is_no_size_is_not_kept(self, session, module):
+        method = SizedMethod(module, "sized", session)
+        assert [method({}), method({}), method([2, {}]), method([2, {}])] == [1, 2, 3, 4]
+
+    def test_outside_a_step(self, session, module):
+        session.step = None
+        method = SizedMethod(module, "sized", session)
+        assert [method(2), method(2)] == [1, 2]
+
+
+def subject_run(entry, runner, frame):
+    with torch.no_grad():
+        return entry.output(entry.call(runner, frame))
+
+
+def test_copies_of_a_converted_model_keep_tables_of_their_own():
+    entry = TIMM["sam_intermediates"]
+    torch.manual_seed(3)
+    first = eventful.convert(entry.make(), Config.fast(TopR(10_000), fallback=False))
+    second = copy.deepcopy(first)
+    with torch.no_grad():
+        second.pos_embed.add_(1.0)
+    frame = moving_square(1, entry.size)[0]
+    for model in (first, second):
+        stream = Stream(model)
+        for _ in range(2):
+            close(subject_run(entry, stream, frame), subject_run(entry, model, frame))
+    saved = io.BytesIO()
+    torch.save(first, saved)
+    saved.seek(0)
+    loaded = torch.load(saved, weights_only=False)
+    close(subject_run(entry, Stream(loaded), frame), subject_run(entry, first, frame))
+
+
+def test_batches_of_changing_size_share_the_tables(steps):
+    entry = zoo_transformers.ZOO["vit"]
+    torch.manual_seed(3)
+    model = entry.make()
+    batch = StreamBatch(eventful.convert(model, Config.fast(TopR(10_000), fallback=False)))
+    for members in (2, 3, 1):
+        for name in list(batch.streams):
+            batch.leave(name)
+        for name in range(members):
+            batch.join(str(name))
+        frames = moving_square(1, entry.size, batch=members)[0]
+        with Resizing() as resizing:
+            got = subject_run(entry, batch, frames)
+        close(got, subject_run(entry, model, frames))
+        assert resizing.count == (members == 2)
+
+
+def test_work_under_recording_is_not_kept(monkeypatch):
+    """Its tensors hold nothing before the recording is replayed."""
+    step = Step(Config.fast(TopR(1)), StreamState(1), [TopR(1)], [True], {})
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert step.constant("table", lambda: 1) == 1
+    assert step.constants == {}
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert step.constant("table", lambda: 2) == 2
+    assert step.constant("table", lambda: 3) == 2
+
+
+class TestAtSize:
+    @pytest.fixture(params=OWN)
+    def entry(self, request):
+        torch.manual_seed(3)
+        return OWN[request.param]
+
+    def test_same_bits_and_nothing_resized(self, entry):
+        model = entry.make()
+        fixed = at_size(model, entry.size)
+        for size, resized in ((entry.size, False), (entry.size[::-1], True)):
+            frame = moving_square(1, size)[0]
+            with Resizing() as resizing:
+                got = subject_run(entry, fixed, frame)
+            assert torch.equal(got, subject_run(entry, model, frame))
+            assert (resizing.count > 0) == resized
+
+    def test_shares_weights_and_leaves_the_model_alone(self, entry):
+        model = entry.make()
+        fixed = at_size(model, entry.size)
+        assert all(map(lambda a, b: a is b, model.parameters(), fixed.parameters()))
+        assert fixed.state_dict().keys() == model.state_dict().keys()
+        assert not list(model.buffers())
+        frame = moving_square(1, entry.size)[0]
+        entry.call(fixed.train(), frame).sum().backward()
+        assert all(table.grad is not None for table in position_tables(model))
+
+    def test_moves_with_the_model(self, entry):
+        fixed = copy.deepcopy(at_size(entry.make(), entry.size)).double()
+        frame = moving_square(1, entry.size)[0].double()
+        assert subject_run(entry, fixed, frame).dtype == torch.float64
+
+    def test_models_without_tables_are_returned_as_they_are(self):
+        model = plain()()
+        assert at_size(model, (32, 40)) is model
