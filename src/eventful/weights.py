@@ -120,7 +120,7 @@ class _Weights:
         """L1 and L2 norms of the parameters, in a few launches."""
         kinds: dict[Any, list[Tensor]] = {}
         for parameter in self.parameters:
-            if parameter.is_floating_point():
+            if parameter.is_floating_point() and type(parameter.data) is Tensor:
                 kinds.setdefault((parameter.device, parameter.dtype), []).append(parameter)
         return [
             torch.stack(

@@ -49,7 +49,7 @@ class TimmTrunk(Adapter):
             for method, function in self.resizing.items()
             if is_own(trunk, method, self.library)
         }
-        rope = getattr(trunk, "rope", None)
+        rope: Any = getattr(trunk, "rope", None)
         if is_own(rope, "get_embed", self.library):
             made["rope.get_embed"] = SizedMethod(rope, "get_embed", session)
         run = made.get("forward_intermediates")

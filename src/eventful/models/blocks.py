@@ -165,9 +165,7 @@ class Block(nn.Module):
 
 
 class PositionedTrunk(GridTables):
-    """Blocks behind an added position embedding, which is their `tables`."""
-
-    blocks: nn.ModuleList
+    """Blocks behind an added position embedding, which is the one of its `tables`."""
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """Patches of frames of `size` (height, width) pixels."""
@@ -203,10 +201,10 @@ def at_size(model: Model, size: tuple[int, int]) -> Model:
     for trunk in made.modules():
         if isinstance(trunk, PositionedTrunk):
             trunk.keep_tables(trunk.grid(size))
-            for block in trunk.blocks:
-                if block.attn.rel_pos_h is not None:
-                    windowed = block.window is not None
-                    block.attn.keep_tables((block.window,) * 2 if windowed else trunk.grid(size))
+            for block in trunk.modules():
+                if isinstance(block, Block) and block.attn.rel_pos_h is not None:
+                    side = block.window
+                    block.attn.keep_tables((side, side) if side else trunk.grid(size))
     return made
 
 
