@@ -19,7 +19,10 @@ from clips import moving_square
 from eventful import Config, Stream, StreamBatch, TopR
 from eventful.adapters.base import Session
 from eventful.adapters.constants import SizedMethod
+from eventful.bench.dense import Workshop, dense_paths
 from eventful.errors import WeightsChangedError
+from eventful.evaluate.contenders import contender
+from eventful.evaluate.variants import DENSE, Variant
 from eventful.models.blocks import at_size
 from eventful.models.vitdet import BackboneConfig, ViTDetBackbone
 from eventful.models.vivit import SpatialModel, ViViTConfig
@@ -246,17 +249,17 @@ class TestFallsBack:
     """Code that is not the library's own may depend on more than weights and sizes."""
 
     def test_a_subclass_that_resizes_its_own_way(self, steps):
-        class Shifting(zoo_timm.vit.VisionTransformer):
-            shift = 0.0
+        class Scaling(zoo_timm.vit.VisionTransformer):
+            scale = 1.0
 
             def _pos_embed(self, x):
-                return super()._pos_embed(x) + self.shift
+                return super()._pos_embed(x) * self.scale
 
         torch.manual_seed(3)
-        model = zoo_timm.spread(Shifting(**zoo_timm.TINY, **DYNAMIC, patch_size=8, global_pool=""))
+        model = zoo_timm.spread(Scaling(**zoo_timm.TINY, **DYNAMIC, patch_size=8, global_pool=""))
         stream = Stream(eventful.convert(model, Config.fast(TopR(10_000), fallback=False)))
         for frame in moving_square(3, (40, 24)):
-            stream.model.shift = model.shift = model.shift + 0.5
+            stream.model.scale = model.scale = model.scale * 2
             with torch.no_grad():
                 close(stream(frame), model(frame))
 
@@ -264,11 +267,11 @@ class TestFallsBack:
         entry = zoo_transformers.ZOO["vit"]
         torch.manual_seed(3)
         model = entry.make()
-        own, shift = model.embeddings.interpolate_pos_encoding, [0.0]
-        model.embeddings.interpolate_pos_encoding = lambda *args: own(*args) + shift[0]
+        own, scale = model.embeddings.interpolate_pos_encoding, [1.0]
+        model.embeddings.interpolate_pos_encoding = lambda *args: own(*args) * scale[0]
         stream = Subject(entry, model).stream(TopR(10_000))
         for frame in moving_square(3, entry.size):
-            shift[0] += 0.5
+            scale[0] *= 2
             with torch.no_grad():
                 close(*(entry.output(entry.call(run, frame)) for run in (stream, model)))
 
@@ -430,3 +433,17 @@ class TestAtSize:
     def test_models_without_tables_are_returned_as_they_are(self):
         model = plain()()
         assert at_size(model, (32, 40)) is model
+
+    def test_dense_baselines_resize_nothing(self, entry, monkeypatch):
+        monkeypatch.setattr("eventful.bench.dense._cpu_recipes", lambda shop, found: ())
+        model, frame = entry.make(), moving_square(1, (64, 64))[0]
+        frame = frame[:, :, None].expand(-1, -1, 2, -1, -1) if entry.call is clip_of_two else frame
+        runs = [
+            contender(model, Variant("Dense", DENSE, "vitdet", options={"pool": pool}), 64)
+            for pool in (1, 2)
+        ]
+        runs.append(dense_paths(Workshop(model, frame, compiled=False)).runs["eager"])
+        for run in runs:
+            with Resizing() as resizing:
+                run(frame)
+            assert resizing.count == 0
