@@ -277,7 +277,7 @@ class Step:
         selections: the frame gate's choice by trunk, for gating `frame`.
         compact: trunks whose blocks now pass only the selected tokens on.
         cache: values shared by the blocks of one step, e.g. the tokens due for a refresh.
-        constants: values that depend on the weights alone, kept from step to step.
+        constants: values that depend on the weights and sizes alone, kept from step to step.
         resident: what a step needs that runs without asking the host; None for one that may ask.
         track: takes over the blocks' calls, to record or to replay them; None to run them.
     """
@@ -327,9 +327,13 @@ class Step:
 
     def constant(self, key: Any, make: Callable[[], Any]) -> Any:
         """A value computed once for these weights."""
-        if key not in self.constants:
-            self.constants[key] = make()
-        return self.constants[key]
+        if key in self.constants:
+            return self.constants[key]
+        made = make()
+        # Work that is being recorded has no value before its first replay.
+        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            self.constants[key] = made
+        return made
 
     def record_gate(self, name: str, selection: Selection, error: Tensor | None) -> None:
         """Note what a gate let through."""

@@ -251,6 +251,7 @@ class Stepper:
         self, rows: Sequence[int], policies: list[Policy], call: Call, census: Census
     ) -> tuple[Any, Callable[[], StepRecord]]:
         tenancy = self._tenancy_of(call.frame)
+        census.note_contents()
         tenancy.residence.use_weights(census)
         state = self._state.take(rows)
         assert isinstance(state, SlotState)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from eventful.adapters.base import Adapter, BlockCall, Mismatch, Session, is_class, refuse
+from eventful.adapters.constants import SizedMethod, is_own
 from eventful.adapters.origin import forward_of
 from eventful.errors import UnsupportedError
 from eventful.layout import TokenLayout
@@ -26,12 +27,15 @@ class HFAdapter(Adapter):
     Attributes:
         trunks: class names of the trunks, by module below `transformers.models`.
         layers: where a trunk may keep its layers, dotted.
+        sized: methods below a trunk whose results depend on weights and frame size alone, dotted,
+            with whether tensors passed to them tell a size alone, see `SizedMethod.shaped`.
     """
 
     library = "transformers"
 
     trunks: ClassVar[Mapping[str, Sequence[str]]]
     layers: ClassVar[Sequence[str]]
+    sized: ClassVar[Mapping[str, bool]] = {}
 
     def matches(self, module: nn.Module) -> bool:
         """See `Adapter`."""
@@ -84,7 +88,15 @@ class HFAdapter(Adapter):
 
     def prepare(self, trunk: Any, name: str, session: Session) -> dict[str, Any]:
         """See `Adapter`."""
-        return {"forward": AnnouncedStages(trunk, name, session)} if is_backbone(trunk) else {}
+        made: dict[str, Any] = {}
+        for path, shaped in self.sized.items():
+            owner, _, method = path.rpartition(".")
+            module = find(trunk, owner)
+            if is_own(module, method, self.library):
+                made[path] = SizedMethod(module, method, session, shaped)
+        if is_backbone(trunk):
+            made["forward"] = AnnouncedStages(trunk, name, session)
+        return made
 
 
 @dataclass

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from eventful.adapters.base import BlockCall, Session
+from eventful.adapters.constants import SizedMethod
 from eventful.adapters.hf_base import HFAdapter, find, need, need_own_forward
 from eventful.layout import TokenLayout
 from eventful.spec import BlockSpec, linear_cost
@@ -28,6 +30,7 @@ class HFPlain(HFAdapter):
         "siglip": ("SiglipVisionModel", "SiglipVisionTransformer"),
     }
     layers = ("layers", "encoder.layers", "encoder.layer")
+    sized: ClassVar = {"embeddings.interpolate_pos_encoding": True}
 
     def spec(self, trunk: nn.Module, block: nn.Module) -> BlockSpec:
         """See `Adapter`."""
@@ -83,6 +86,7 @@ class HFDinov3(HFPlain):
     adds_positions = False
     trunks: ClassVar = {"dinov3_vit": ("DINOv3ViTModel", "DINOv3ViTBackbone")}
     layers = ("model.layer", "layer", "encoder.layer")
+    sized: ClassVar = {"rope_embeddings.forward": True}
 
     def read(self, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
         """See `Adapter`."""
@@ -94,8 +98,10 @@ class HFDinov3(HFPlain):
 
     def prepare(self, trunk: Any, name: str, session: Session) -> dict[str, Any]:
         """See `Adapter`."""
-        shared = SharedRotary(trunk.rope_embeddings, session)
-        return {**super().prepare(trunk, name, session), "rope_embeddings.forward": shared}
+        made = super().prepare(trunk, name, session)
+        tables = made.get("rope_embeddings.forward")
+        made["rope_embeddings.forward"] = SharedRotary(trunk.rope_embeddings, session, tables)
+        return made
 
 
 class Rotary(tuple[Tensor, Tensor]):
@@ -125,14 +131,20 @@ class Rotary(tuple[Tensor, Tensor]):
 
 @dataclass
 class SharedRotary:
-    """DINOv3's rotary embedding, giving the layers of one frame a shared `Rotary` in a stream."""
+    """DINOv3's rotary embedding, giving the layers of one frame a shared `Rotary` in a stream.
+
+    Attributes:
+        tables: computes them once; None for the module's own forward.
+    """
 
     module: nn.Module
     session: Session
+    tables: SizedMethod | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """The tables of (cos, sin)."""
-        tables: tuple[Tensor, Tensor] = type(self.module).forward(self.module, *args, **kwargs)
+        run = self.tables or partial(type(self.module).forward, self.module)
+        tables: tuple[Tensor, Tensor] = run(*args, **kwargs)
         return tables if self.session.step is None else Rotary(tables)
 
 
@@ -141,26 +153,38 @@ class HFYolos(HFPlain):
 
     name = "transformers YOLOS"
     trunks: ClassVar = {"yolos": ("YolosModel",)}
+    sized: ClassVar = {
+        "embeddings.interpolation.forward": False,
+        "encoder.interpolation.forward": False,
+    }
 
     def prepare(self, trunk: Any, name: str, session: Session) -> dict[str, Any]:
         """See `Adapter`."""
-        if not trunk.config.use_mid_position_embeddings:
-            return {}
-        between = PositionsBetween(trunk.encoder.interpolation, name, session)
-        return {"encoder.interpolation.forward": between}
+        made = super().prepare(trunk, name, session)
+        if trunk.config.use_mid_position_embeddings:
+            path = "encoder.interpolation.forward"
+            tables = made.get(path)
+            made[path] = PositionsBetween(trunk.encoder.interpolation, name, session, tables)
+        return made
 
 
 @dataclass
 class PositionsBetween:
-    """YOLOS' position embeddings between layers, of the tokens that are under way in a stream."""
+    """YOLOS' position embeddings between layers, of the tokens that are under way in a stream.
+
+    Attributes:
+        tables: computes them once; None for the module's own forward.
+    """
 
     module: nn.Module
     trunk: str
     session: Session
+    tables: SizedMethod | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The position embeddings, to be indexed by layer."""
-        tables: Tensor = type(self.module).forward(self.module, *args, **kwargs)
+        run = self.tables or partial(type(self.module).forward, self.module)
+        tables: Tensor = run(*args, **kwargs)
         step = self.session.step
         return tables if step is None else SelectedPositions(tables, self.trunk, step)
 

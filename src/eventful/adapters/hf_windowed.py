@@ -20,6 +20,7 @@ class HFVitDet(HFAdapter):
     name = "transformers ViTDet"
     trunks: ClassVar = {"vitdet": ("VitDetModel", "VitDetBackbone")}
     layers = ("encoder.layer",)
+    sized: ClassVar = {"embeddings.get_absolute_positions": False}
 
     def spec(self, trunk: nn.Module, block: nn.Module) -> BlockSpec:
         """See `Adapter`."""
@@ -42,7 +43,8 @@ class HFVitDet(HFAdapter):
 
     def prepare(self, trunk: nn.Module, name: str, session: Session) -> dict[str, Any]:
         """See `Adapter`."""
-        return {"forward": AnnouncedStages(trunk, name, session)}
+        announced = AnnouncedStages(trunk, name, session)
+        return {**super().prepare(trunk, name, session), "forward": announced}
 
 
 class HFSam(HFAdapter):

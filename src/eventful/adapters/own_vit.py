@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from eventful.adapters.base import Adapter, Mismatch, is_class
+from eventful.adapters.base import Adapter, Mismatch, Session, is_class
+from eventful.adapters.constants import SizedMethod, is_own
 from eventful.adapters.origin import forward_of
 from eventful.layout import TokenLayout
 from eventful.spec import BlockSpec, linear_cost
@@ -73,3 +74,9 @@ class OwnViT(Adapter):
     def default_size(self, trunk: Any) -> tuple[int, int]:
         """See `Adapter`."""
         return trunk.config.size, trunk.config.size
+
+    def prepare(self, trunk: nn.Module, name: str, session: Session) -> dict[str, Any]:
+        """See `Adapter`."""
+        if not is_own(trunk, "tables", self.library):
+            return {}
+        return {"tables": SizedMethod(trunk, "tables", session)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -21,6 +21,10 @@ class TimmSAM(TimmTrunk):
     """Blocks over an image of tokens (B, H, W, D), with decomposed relative position."""
 
     name = "timm VisionTransformerSAM"
+    resizing: ClassVar = {
+        "forward_features": "resample_abs_pos_embed_nhwc",
+        "forward_intermediates": "resample_abs_pos_embed_nhwc",
+    }
 
     def matches(self, module: nn.Module) -> bool:
         """See `Adapter`."""

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
 from eventful.adapters.base import Adapter, Session
+from eventful.adapters.constants import ResizingMethod, SizedMethod, is_own
 from eventful.errors import UnsupportedError
 from eventful.layout import TokenLayout
 
 
 class TimmTrunk(Adapter):
-    """A timm model with `blocks`, a `patch_embed` and `forward_intermediates`."""
+    """A timm model with `blocks`, a `patch_embed` and `forward_intermediates`.
+
+    Attributes:
+        resizing: methods that resize the position embedding, with the function they do it by.
+    """
 
     library = "timm"
+    resizing: ClassVar[Mapping[str, str]] = {"_pos_embed": "resample_abs_pos_embed"}
 
     def blocks(self, trunk: Any) -> Sequence[tuple[str, nn.Module]]:
         """See `Adapter`."""
@@ -38,16 +44,31 @@ class TimmTrunk(Adapter):
 
     def prepare(self, trunk: nn.Module, name: str, session: Session) -> dict[str, Any]:
         """See `Adapter`."""
-        return {"forward_intermediates": TappedIntermediates(trunk, name, session)}
+        made: dict[str, Any] = {
+            method: ResizingMethod(trunk, method, function, session)
+            for method, function in self.resizing.items()
+            if is_own(trunk, method, self.library)
+        }
+        rope: Any = getattr(trunk, "rope", None)
+        if is_own(rope, "get_embed", self.library):
+            made["rope.get_embed"] = SizedMethod(rope, "get_embed", session)
+        run = made.get("forward_intermediates")
+        made["forward_intermediates"] = TappedIntermediates(trunk, name, session, run)
+        return made
 
 
 @dataclass
 class TappedIntermediates:
-    """timm's `forward_intermediates`, announcing which blocks' outputs it will hand out."""
+    """timm's `forward_intermediates`, announcing which blocks' outputs it will hand out.
+
+    Attributes:
+        run: what to call in a stream; timm's own if left out.
+    """
 
     trunk: Any
     name: str
     session: Session
+    run: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the original with the same arguments."""
@@ -72,4 +93,6 @@ class TappedIntermediates:
                     "the model with features_only=True or call prune_intermediate_layers."
                 )
             call.arguments["stop_early"] = False
+        if self.run is not None:
+            return self.run(*call.args[1:], **call.kwargs)
         return original(*call.args, **call.kwargs)

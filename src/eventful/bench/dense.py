@@ -7,7 +7,7 @@ import importlib.util
 import statistics
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from eventful.adapters import libraries
 from eventful.bench.timing import Forward, gap, timed, wait
+from eventful.models.blocks import at_size
 
 TRIES = {"cpu": (1, 1), "cuda": (3, 5)}  # calls before the trial, calls in it
 TOO_FAR = 0.1  # relative error beyond which a path does not compute the same function
@@ -64,9 +65,12 @@ class Workshop:
 def dense_paths(shop: Workshop, tick: Callable[[str], None] = lambda _: None) -> DensePaths:
     """Every path this device offers, in the example's precision or a lower one.
 
-    A path that cannot be built, or strays from eager, is left out with a note.
+    A path that cannot be built, or strays from eager, is left out with a note. This package's own
+    models resize their position tables once, for the example's size, as they do in a stream.
     """
     found = DensePaths()
+    height, width = shop.example.shape[-2:]
+    shop = replace(shop, model=at_size(shop.model, (height, width)))
     if shop.compiled:
         torch.compiler.reset()  # models of earlier runs would use up the limit of recompilations
     expected = _no_grad(shop.model)(shop.example).clone()

@@ -14,7 +14,7 @@ from eventful.conversion import block_shapes, convert
 from eventful.counting import count_backbone
 from eventful.errors import ConfigError
 from eventful.evaluate.variants import DENSE, SKIP, Variant, schedule
-from eventful.models.blocks import pooled
+from eventful.models.blocks import at_size, pooled
 from eventful.step import StepRecord
 from eventful.stream import Stream
 
@@ -120,15 +120,16 @@ def contender(model: nn.Module, variant: Variant, size: int, *, maps: bool = Fal
         size: side of its frames in pixels.
         maps: keep error maps and masks in the records.
     """
-    config = variant.config()
+    config, sized = variant.config(), (size, size)
     if variant.preset == SKIP:
         if variant.share is None:
             raise ConfigError("Skipping needs the share of the frames to compute, or a variant.")
-        return Skipping(Dense(model, dense_macs(model, size)), variant.share)
+        return Skipping(Dense(at_size(model, sized), dense_macs(model, size)), variant.share)
     if config is None:
-        return Dense(model, dense_macs(model, size))
+        return Dense(at_size(model, sized), dense_macs(model, size))
     if variant.preset == DENSE:
-        return Dense(pooled(model, config.pool), dense_macs(model, size, config.pool))
+        dense = pooled(at_size(model, sized), config.pool)
+        return Dense(dense, dense_macs(model, size, config.pool))
     return Streamed(model, config, maps=maps)
 
 

@@ -31,7 +31,7 @@ from eventful.evaluate.experiment import Experiment
 from eventful.evaluate.models import Weights
 from eventful.evaluate.report import Report, Row
 from eventful.evaluate.variants import BASE, DENSE, SKIP, Variant
-from eventful.models.blocks import pooled
+from eventful.models.blocks import at_size, pooled
 from eventful.models.vitdet.model import ViTDet, vitdet_b
 from eventful.models.vivit.model import ViViT, steps, vivit_b
 from eventful.video.synthetic import moving_objects
@@ -281,10 +281,11 @@ def _views_together(model: nn.Module, variant: Variant, size: int, views: int) -
     config = variant.config()
     if variant.preset == SKIP:
         raise ConfigError(f"{variant.label}: the time of skipping is that of dense, by its share.")
+    dense = at_size(model, (size, size))
     if config is None:
-        return Dense(model, views * dense_macs(model, size))
+        return Dense(dense, views * dense_macs(model, size))
     if variant.preset == DENSE:
-        return Dense(pooled(model, config.pool), views * dense_macs(model, size, config.pool))
+        return Dense(pooled(dense, config.pool), views * dense_macs(model, size, config.pool))
     return _StreamedViews(model, config, views)
 
 

@@ -19,7 +19,35 @@ Model = TypeVar("Model", bound=nn.Module)
 NORM_EPS = 1e-6
 
 
-class Attention(nn.Module):
+class GridTables(nn.Module):
+    """A module with position tables that depend on its weights and on a grid alone.
+
+    Attributes:
+        kept_grid: the grid whose tables are kept, see `at_size`; None if they are computed anew.
+    """
+
+    kept_grid: tuple[int, int] | None = None
+
+    def compute_tables(self, grid: tuple[int, int]) -> tuple[Tensor, ...]:
+        """The tables of a grid, from the weights."""
+        raise NotImplementedError
+
+    def tables(self, grid: tuple[int, int]) -> tuple[Tensor, ...]:
+        """The tables of a grid: the kept ones, or computed."""
+        if grid != self.kept_grid or self.training:
+            return self.compute_tables(grid)
+        return tuple(self.get_buffer(f"kept_{i}") for i in range(self._kept))
+
+    @torch.no_grad()
+    def keep_tables(self, grid: tuple[int, int]) -> None:
+        """Compute the tables of a grid once."""
+        made = self.compute_tables(grid)
+        for i, table in enumerate(made):
+            self.register_buffer(f"kept_{i}", table.clone(), persistent=False)
+        self.kept_grid, self._kept = grid, len(made)
+
+
+class Attention(GridTables):
     """Softmax attention, with decomposed relative position where `table` is given.
 
     Args:
@@ -46,7 +74,7 @@ class Attention(nn.Module):
             self.rel_pos_h = nn.Parameter(torch.zeros(2 * table - 1, dim // heads))
             self.rel_pos_w = nn.Parameter(torch.zeros(2 * table - 1, dim // heads))
 
-    def tables(self, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def compute_tables(self, grid: tuple[int, int]) -> tuple[Tensor, ...]:
         """Vectors between the rows and between the columns of a grid; needs `table`."""
         assert self.rel_pos_h is not None
         assert self.rel_pos_w is not None
@@ -136,18 +164,54 @@ class Block(nn.Module):
         return branch * mask.to(branch.dtype) / keep
 
 
+class PositionedTrunk(GridTables):
+    """Blocks behind an added position embedding, which is the one of its `tables`."""
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Patches of frames of `size` (height, width) pixels."""
+        raise NotImplementedError
+
+
 def pooled(model: Model, cells: int) -> Model:
     """The same weights, with keys and values of all global blocks averaged over cells.
 
     This is the paper's use of spatial redundancy (Section 5.3), dense. To have it eventful,
     convert the model as it is with `Config(pool=...)`.
     """
-    own = {id(part): part for part in (*model.parameters(), *model.buffers())}
-    made = copy.deepcopy(model, own)  # parameters are known already, and stay shared
+    made = _sharing_weights(model)
     for block in made.modules():
         if isinstance(block, Block) and block.window is None:
             block.attn.pool = cells
     return made
+
+
+def at_size(model: Model, size: tuple[int, int]) -> Model:
+    """The same weights, with all position tables resized once for frames of one size.
+
+    This is for a dense model that sees one size only. Frames of other sizes run as before. The
+    tables do not follow the weights: where those change, make another. A model without such
+    tables is returned as it is.
+
+    Args:
+        size: height and width of the frames in pixels.
+    """
+    if not any(isinstance(part, PositionedTrunk) for part in model.modules()):
+        return model
+    made = _sharing_weights(model)
+    for trunk in made.modules():
+        if isinstance(trunk, PositionedTrunk):
+            trunk.keep_tables(trunk.grid(size))
+            for block in trunk.modules():
+                if isinstance(block, Block) and block.attn.rel_pos_h is not None:
+                    side = block.window
+                    block.attn.keep_tables((side, side) if side else trunk.grid(size))
+    return made
+
+
+def _sharing_weights(model: Model) -> Model:
+    """A copy of the modules over the same parameters and buffers."""
+    own = {id(part): part for part in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, own)  # parameters are known already, and stay shared
 
 
 def resized_positions(table: Tensor, grid: tuple[int, int], special: int) -> Tensor:

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from eventful.errors import ConfigError
-from eventful.models.blocks import Block, Resize, init_transformer, resized_positions
+from eventful.models.blocks import (
+    Block,
+    PositionedTrunk,
+    Resize,
+    init_transformer,
+    resized_positions,
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class BackboneConfig:
             )
 
 
-class ViTDetBackbone(nn.Module):
+class ViTDetBackbone(PositionedTrunk):
     """Frames (B, 3, H, W) to one feature map (B, D, H/16, W/16), of any size and aspect."""
 
     special_tokens = 0
@@ -87,12 +93,16 @@ class ViTDetBackbone(nn.Module):
         """Tokens of a frame of `size` (height, width) pixels; cut patches are dropped."""
         return size[0] // self.config.patch, size[1] // self.config.patch
 
+    def compute_tables(self, grid: tuple[int, int]) -> tuple[Tensor, ...]:
+        """The position embedding (1, h*w, D)."""
+        table = self.pos_embed[:, int(self.config.class_slot) :]
+        return (resized_positions(table, grid, 0),)
+
     def forward(self, pixels: Tensor) -> Tensor:
         """Normalised pixels in, the last block's tokens as an image out."""
         image = self.patch_embed(pixels)
         grid = (image.shape[2], image.shape[3])
-        table = self.pos_embed[:, int(self.config.class_slot) :]
-        tokens = image.flatten(2).transpose(1, 2) + resized_positions(table, grid, 0)
+        tokens = image.flatten(2).transpose(1, 2) + self.tables(grid)[0]
         for block in self.blocks:
             tokens = block(tokens, grid)
         return tokens.transpose(1, 2).unflatten(2, grid)

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from eventful.errors import ConfigError, FrameError
-from eventful.models.blocks import NORM_EPS, Block, init_transformer, resized_positions
+from eventful.models.blocks import (
+    NORM_EPS,
+    Block,
+    PositionedTrunk,
+    init_transformer,
+    resized_positions,
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class ViViTConfig:
         return cls(**data)
 
 
-class SpatialModel(nn.Module):
+class SpatialModel(PositionedTrunk):
     """One step: two frames (B, 3, 2, H, W) to a vector (B, D), by way of a class token.
 
     This is what becomes eventful: convert it, and step a `Stream` over the steps of a view.
@@ -88,6 +94,10 @@ class SpatialModel(nn.Module):
         """Patches of frames of `size` (height, width) pixels."""
         return size[0] // self.config.patch, size[1] // self.config.patch
 
+    def compute_tables(self, grid: tuple[int, int]) -> tuple[Tensor, ...]:
+        """The position embedding (1, 1 + h*w, D)."""
+        return (resized_positions(self.positions, grid, self.special_tokens),)
+
     def tokens(self, clip: Tensor) -> Tensor:
         """Embedded patches behind the class token, without positions: (B, 1 + h*w, D)."""
         if clip.dim() != 5 or clip.shape[2] != self.config.tubelet:
@@ -102,7 +112,7 @@ class SpatialModel(nn.Module):
     def forward_features(self, clip: Tensor) -> Tensor:
         """All tokens (B, 1 + h*w, D) behind the last block, ahead of the norm."""
         grid = self.grid((clip.shape[-2], clip.shape[-1]))
-        tokens = self.tokens(clip) + resized_positions(self.positions, grid, self.special_tokens)
+        tokens = self.tokens(clip) + self.tables(grid)[0]
         for block in self.blocks:
             tokens = block(tokens, grid)
         return tokens
