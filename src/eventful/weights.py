@@ -27,6 +27,7 @@ class Census:
     Attributes:
         modules: every module, the model first.
         watched: the model and the modules of its trunks.
+        structure: the same for censuses that saw the same modules and parameters in the trunks.
     """
 
     def __init__(self, model: nn.Module, session: Session) -> None:
@@ -43,6 +44,10 @@ class Census:
         ]
         self._trunk = _Weights([m for m in self.modules if id(m) in trunks])
         self._rest = _Weights([m for m in self.modules if id(m) not in trunks])
+        held = [
+            part for m in self.modules if id(m) in trunks for part in (m, *m._parameters.values())
+        ]
+        self.structure = session.structure_of(held)
 
     @property
     def device(self) -> torch.device | None:
@@ -89,6 +94,7 @@ class _Weights:
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self._dicts = [m._parameters for m in modules if m._parameters]
+        self._empty = [m._parameters for m in modules if not m._parameters]
         self._kept = [list(held.values()) for held in self._dicts]
         self.parameters = [p for held in self._kept for p in held if p is not None]
         self.pointers = [p.data_ptr() for p in self.parameters]
@@ -101,7 +107,9 @@ class _Weights:
             same = [list(held.values()) for held in self._dicts] == self._kept
         except RuntimeError:
             return False
-        return same and [p.data_ptr() for p in self.parameters] == self.pointers
+        if not same or any(self._empty):
+            return False
+        return [p.data_ptr() for p in self.parameters] == self.pointers
 
     def unwritten(self) -> bool:
         """Whether nobody wrote to them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ class Session:
         placed: instance attributes set on modules, with what they replaced, for `restore`.
         handles: hooks to be removed with them.
         residences: where steps on a device keep memory and recorded work, by kind of frame.
+        parts: modules and parameters of the trunks, as the last census saw them.
+        structure: grows whenever a census sees other parts than the one before.
     """
 
     config: Config
@@ -42,7 +45,18 @@ class Session:
     placed: list[tuple[nn.Module, str, dict[str, Any]]] = field(default_factory=list, repr=False)
     handles: list[Any] = field(default_factory=list, repr=False)
     residences: dict[Any, Any] = field(default_factory=dict, repr=False)
+    parts: list[Any] = field(default_factory=list, repr=False)
+    structure: int = 0
     _running: Any = field(default_factory=threading.local, repr=False)
+    _counting: Any = field(default_factory=threading.Lock, repr=False)
+
+    def structure_of(self, parts: list[Any]) -> int:
+        """A number for these modules and parameters; others never have the same."""
+        with self._counting:
+            known = self.parts
+            if len(parts) != len(known) or any(map(operator.is_not, parts, known)):
+                self.parts, self.structure = parts, self.structure + 1
+            return self.structure
 
     @property
     def step(self) -> Step | None:
@@ -62,11 +76,13 @@ class Session:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles of a model start outside any step."""
-        return {**self.__dict__, "_running": None, "residences": {}}
+        dropped = {"_running": None, "_counting": None, "residences": {}, "parts": []}
+        return {**self.__dict__, **dropped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._running = threading.local()
+        self._counting = threading.Lock()
 
 
 @dataclass
