@@ -331,8 +331,9 @@ class TestBatches:
     def test_a_string_is_no_sequence_of_names(self, batch, clip):
         with pytest.raises(errors.StreamNameError, match=r"streams=\['gate'\]"):
             batch(clip[0], streams="gate")
-        with pytest.raises(errors.StreamNameError, match="sequence of names"):
-            batch(clip[0], streams=3)
+        for streams in (3, [3], [["gate"]]):
+            with pytest.raises(errors.StreamNameError, match="sequence of names"):
+                batch(clip[0], streams=streams)
 
     @pytest.mark.parametrize("name", [3, None, ("a",)])
     def test_a_name_is_a_string(self, batch, name):
@@ -404,8 +405,13 @@ class TestBatches:
         hook = batch.model.blocks[-1].mlp.register_forward_hook(strike)
         with pytest.raises(errors.NonFiniteError, match=r"inside the model.*'hall'") as caught:
             batch(torch.cat(clip[1:4]))
-        hook.remove()
         assert caught.value.streams == ("hall",)
+        spoilt = torch.cat(clip[1:4])
+        spoilt[0] = float("nan")
+        with pytest.raises(errors.NonFiniteError) as caught:
+            batch(spoilt)
+        hook.remove()
+        assert caught.value.streams == ("gate", "yard")  # the second of those that were stepped
         assert batch._state.frames == frames
         batch(torch.cat(clip[1:4]))
 
@@ -518,6 +524,13 @@ class TestSpecs:
         streams[0].reset()
         streams[0](clip[0])
         assert not made
+
+    def test_steady_frames_walk_no_modules(self, converted, clip, monkeypatch):
+        stream = Stream(converted)
+        stream(clip[0])
+        monkeypatch.setattr(nn.Module, "named_modules", lambda *_, **__: pytest.fail("walked"))
+        for frame in clip[1:]:
+            stream(frame)
 
     def test_a_part_replaced_and_put_back_between_streams(self, model, clip):
         """A stream that fits the parts again uses them, whatever another stream saw meanwhile."""

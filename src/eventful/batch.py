@@ -44,7 +44,7 @@ class StreamBatch(Stepper):
         super().__init__(model, maps=maps, check=check)
         self._default = checked_policy(policy) if policy is not None else self.config.policy
         self._policies: dict[str, Policy | None] = {}
-        self._left_out: tuple[int, ...] = ()  # frames of the running call that were not finite
+        self._left_out: list[int] = []  # frames of the running call that were not finite
 
     def __repr__(self) -> str:
         names = [repr(name) for name in self.streams]
@@ -135,7 +135,7 @@ class StreamBatch(Stepper):
         with self._alone():
             frames = find_frame(self.model, args, kwargs)
             self._judge(method, frames)
-            self._left_out = ()
+            self._left_out = []
             names = self.streams if streams is None else _checked_names(streams)
             if not names:
                 raise FrameError("The batch has no streams; call batch.join(name) first.")
@@ -151,22 +151,32 @@ class StreamBatch(Stepper):
             try:
                 result = self._run(rows, policies, call)
             except NonFiniteError as error:
-                if not error.rows or error.streams:
-                    raise
-                bad = tuple(names[row] for row in error.rows)
-                raise NonFiniteError(
-                    f"{error} In the batch: {_listed(bad)}.", rows=error.rows, streams=bad
-                ) from None
+                raise self._named(error, names) from None
             if self._left_out:
-                bad = tuple(names[row] for row in self._left_out)
-                good = tuple(name for name in names if name not in bad)
-                raise NonFiniteError(
-                    f"The frame of {_listed(bad)} contains NaN or Inf. It was not used and that "
-                    "state is as it was. The other streams were stepped: what the model returned "
-                    "for error.good is in error.result. Go on with the next frames.",
-                    rows=self._left_out, streams=bad, good=good, result=result,
-                )  # fmt: skip
+                raise self._partial(names, result)
             return result
+
+    def _named(self, error: NonFiniteError, names: tuple[str, ...]) -> NonFiniteError:
+        """The error of a step that did not happen, with the names of the streams at fault."""
+        if not error.rows or error.streams:
+            return error
+        stepped = [row for row in range(len(names)) if row not in self._left_out]
+        rows = tuple(sorted([*self._left_out, *(stepped[row] for row in error.rows)]))
+        bad = tuple(names[row] for row in rows)
+        return NonFiniteError(f"{error} In the batch: {_listed(bad)}.", rows=rows, streams=bad)
+
+    def _partial(self, names: tuple[str, ...], result: Any) -> NonFiniteError:
+        """The error of a step that left some streams out."""
+        bad = tuple(names[row] for row in self._left_out)
+        return NonFiniteError(
+            f"The frame of {_listed(bad)} contains NaN or Inf. It was not used, and what is "
+            "remembered of it is as it was. The other streams were stepped: what the model "
+            "returned for error.good is in error.result. Go on with the next frames.",
+            rows=tuple(self._left_out),
+            streams=bad,
+            good=tuple(name for name in names if name not in bad),
+            result=result,
+        )
 
     def _usable(
         self, rows: Sequence[int], policies: list[Policy], call: Call
@@ -177,7 +187,7 @@ class StreamBatch(Stepper):
             return rows, policies, call
         if len(bad) == len(rows) or not call.plain:  # other arguments may belong to the frames
             return super()._usable(rows, policies, call)
-        self._left_out = bad
+        self._left_out = list(bad)
         good = [place for place in range(len(rows)) if place not in bad]
         return (
             [rows[place] for place in good],
@@ -217,9 +227,10 @@ def _checked_names(streams: Any) -> tuple[str, ...]:
             f"streams is a sequence of names, got the string {streams!r}; write "
             f"streams=[{streams!r}]."
         )
-    if not isinstance(streams, Iterable):
-        raise StreamNameError(f"streams is a sequence of names, got {streams!r}.")
-    return tuple(streams)
+    names = tuple(streams) if isinstance(streams, Iterable) else (streams,)
+    if not isinstance(streams, Iterable) or not all(isinstance(name, str) for name in names):
+        raise StreamNameError(f"streams is a sequence of names, e.g. ['a', 'b']; got {streams!r}.")
+    return names
 
 
 def _listed(names: tuple[str, ...]) -> str:

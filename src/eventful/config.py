@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -304,6 +304,17 @@ def checked_policy(policy: Any) -> Policy:
     else:
         example = f"TopR({policy!r})" if _is_count(policy) else "TopR(256)"
     raise ConfigError(f"A policy has an `order` and a `select`; got {policy!r}. Write {example}.")
+
+
+def policies_set(policies: Sequence[Policy | None]) -> list[Policy]:
+    """The policies, if every stream has one."""
+    ready = [policy for policy in policies if policy is not None]
+    if len(ready) < len(policies):
+        raise ConfigError(
+            "No policy is set. Pass one to the preset, e.g. Config.paper(TopR(256)), or assign "
+            "stream.policy = TopR(256) before the first frame."
+        )
+    return ready
 
 
 def _nearest(config: Config) -> tuple[str | None, dict[str, Any]]:

@@ -87,7 +87,7 @@ def _check_order(order: float) -> None:
         raise ConfigError(f"The order of the error norm is a number > 0 (2 is L2), got {order!r}.")
 
 
-def _check_number(name: str, value: float) -> None:
+def _check_number(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(f"{name} must be a number, e.g. 0.5; got {value!r}.")
 

@@ -13,7 +13,7 @@ from eventful import ops, residence
 from eventful.adapters.base import Session
 from eventful.advice import judge_frame
 from eventful.calls import Call
-from eventful.config import Config
+from eventful.config import Config, policies_set
 from eventful.conversion import find_session, plain_attention
 from eventful.costs import Costs, cost_key, enabled, start_clock
 from eventful.errors import (
@@ -22,7 +22,6 @@ from eventful.errors import (
     EventfulError,
     FrameError,
     GradientError,
-    TrainingModeError,
     UnsupportedError,
 )
 from eventful.frames import (
@@ -40,7 +39,7 @@ from eventful.slots import SlotState
 from eventful.state import StreamState
 from eventful.step import FlushRequired, Step, StepRecord
 from eventful.tenancy import Check, Tenancy, residence_of
-from eventful.weights import Census, WeightGuard
+from eventful.weights import Census, WeightGuard, check_mode
 from eventful.wrappers import checked_model, refuse_wrappers
 
 
@@ -194,10 +193,10 @@ class Stepper:
         if census is None or not recorded or not census.same_places():
             recorded = False
             census = self._weights.check()
-            _check_mode(census)
+            check_mode(census)
         self._structure = census.structure
         signature = self._check_frame(call.frame, census)
-        ready = _policies_set(policies)
+        ready = policies_set(policies)
         if self._lodge(call.frame, ready):
             result, record = self._resident_step(rows, ready, call, census)
         else:
@@ -218,7 +217,7 @@ class Stepper:
         Where it raises, the step just queued does not count, and the streams recompute all.
         """
         try:
-            _check_mode(self._weights.check())
+            check_mode(self._weights.check())
         except EventfulError:
             for row in rows:
                 self._state.frames[row] = -1
@@ -421,21 +420,3 @@ class Stepper:
                 "Convert the frame, or start over with stream.reset()."
             )
         return signature
-
-
-def _check_mode(census: Census) -> None:
-    if any([module.training for module in census.watched]):
-        raise TrainingModeError(
-            "The model is in training mode: dropout and drop path would be remembered. Call "
-            "model.eval() first."
-        )
-
-
-def _policies_set(policies: Sequence[Policy | None]) -> list[Policy]:
-    ready = [policy for policy in policies if policy is not None]
-    if len(ready) < len(policies):
-        raise ConfigError(
-            "No policy is set. Pass one to the preset, e.g. Config.paper(TopR(256)), or assign "
-            "stream.policy = TopR(256) before the first frame."
-        )
-    return ready

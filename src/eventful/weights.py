@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eventful.adapters.base import Session
-from eventful.errors import WeightsChangedError
+from eventful.errors import TrainingModeError, WeightsChangedError
 
 _CHANGED = (
     "The model's weights changed since the last frame: the stream's memory no longer fits them. "
@@ -114,6 +114,15 @@ class _Weights:
     def unwritten(self) -> bool:
         """Whether nobody wrote to them."""
         return [p._version for p in self._tracked] == self.versions
+
+
+def check_mode(census: Census) -> None:
+    """Raise if the model, or a part of its trunks, is in training mode."""
+    if any([module.training for module in census.watched]):
+        raise TrainingModeError(
+            "The model is in training mode: dropout and drop path would be remembered. Call "
+            "model.eval() first."
+        )
 
 
 class WeightGuard:

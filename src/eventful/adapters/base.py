@@ -76,7 +76,12 @@ class Session:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles of a model start outside any step."""
-        dropped = {"_running": None, "_counting": None, "residences": {}, "parts": []}
+        dropped: dict[str, Any] = {
+            "_running": None,
+            "_counting": None,
+            "residences": {},
+            "parts": [],
+        }
         return {**self.__dict__, **dropped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
