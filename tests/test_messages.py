@@ -3,6 +3,7 @@
 # ruff: noqa: F811  (fixtures come by import)
 from __future__ import annotations
 
+import copy
 import pickle
 from types import SimpleNamespace
 
@@ -85,6 +86,37 @@ class TestWrappedModels:
             with torch.no_grad():
                 expected = model(frame).mean(dim=1)
             assert (stream(frame) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+    @pytest.mark.parametrize("fix", [torch.jit.script, torch.fx.symbolic_trace])
+    def test_a_head_of_fixed_code_is_no_obstacle(self, model, clip, fix):
+        head = nn.Sequential(nn.Linear(model.embed_dim, 4), nn.ReLU())
+        whole = nn.Sequential(model, fix(head)).eval()
+        stream = Stream(eventful.convert(whole, Config.fast(TopR(10**6))))
+        for frame in clip[:2]:
+            with torch.no_grad():
+                expected = whole(frame)
+            assert (stream(frame) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+    @pytest.mark.parametrize("method", ["forward", "forward_features"])
+    def test_a_replaced_forward(self, model, clip, method):
+        """It sees all tokens of every block, since its loop is not the library's."""
+        seen = []
+
+        def loop(x, *_, **__):
+            x = model._pos_embed(model.patch_embed(x))
+            for block in model.blocks:
+                x = block(x)
+                seen.append(x.shape[1])
+            return x
+
+        setattr(model, method, loop)
+        with pytest.raises(errors.ConfigError, match=f"`{method}` of the model was replaced"):
+            eventful.convert(model, Config.fast(TopR(4)))
+        stream = Stream(eventful.convert(model, Config.fast(TopR(4)), inplace=True))
+        for frame in clip[:2]:
+            stream(frame)
+        assert set(seen) == {21}
 
     def test_data_parallel(self, model):
         with pytest.raises(errors.ConfigError, match=r"DataParallel.*`module`"):
@@ -419,6 +451,15 @@ class TestBatches:
         error = errors.NonFiniteError("bad", rows=(1,), streams=("a",), good=("b",), result=3)
         again = pickle.loads(pickle.dumps(error))
         assert (str(again), again.streams, again.result) == ("bad", ("a",), 3)
+
+    def test_an_empty_list_of_streams(self, batch, clip):
+        with pytest.raises(errors.FrameError, match="`streams` is empty"):
+            batch(clip[0], streams=[])
+
+    def test_a_stream_is_not_copied(self, converted):
+        for use in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(errors.UnsupportedError, match="snapshot"):
+                use(Stream(converted))
 
 
 class TestReprs:

@@ -138,7 +138,11 @@ class StreamBatch(Stepper):
             self._left_out = []
             names = self.streams if streams is None else _checked_names(streams)
             if not names:
-                raise FrameError("The batch has no streams; call batch.join(name) first.")
+                raise FrameError(
+                    "`streams` is empty; name one stream for each frame."
+                    if self._policies
+                    else "The batch has no streams; call batch.join(name) first."
+                )
             if len(set(names)) != len(names) or len(names) != frames.shape[0]:
                 raise FrameError(
                     f"{frames.shape[0]} frames for {len(names)} streams {names}: pass one frame "

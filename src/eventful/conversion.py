@@ -23,7 +23,7 @@ from eventful.patches import PatchForward, embeds_patches
 from eventful.spec import BlockSpec
 from eventful.step import Step
 from eventful.weights import count_loads
-from eventful.wrappers import checked_model, fixed_code, refuse_wrappers
+from eventful.wrappers import checked_model, fixed_code, refuse_replaced, refuse_wrappers
 
 _MARK = "_eventful"  # attribute of the converted root that holds its Session
 
@@ -175,6 +175,7 @@ def convert(
         )
     _refuse_wrappers(model)
     if not inplace:
+        refuse_replaced(model, [trunk for _, trunk, _ in _trunks(model)])
         model = _clone(model)
     plans = [plan for plan in _plans(model, config, where) if plan.chosen]
     if not plans:
@@ -400,7 +401,11 @@ def _clone(module: nn.Module, done: dict[int, nn.Module] | None = None) -> nn.Mo
     done = {} if done is None else done
     if id(module) in done:
         return done[id(module)]
-    twin = module.__class__.__new__(module.__class__)
+    if isinstance(module, torch.jit.ScriptModule):  # fixed code, in which nothing is converted
+        return module
+    # A traced graph has a class of its own, and making another object makes another class.
+    make = object if isinstance(module, torch.fx.GraphModule) else module.__class__
+    twin: nn.Module = make.__new__(module.__class__)
     done[id(module)] = twin
     for key, value in vars(module).items():
         if key == "_modules":

@@ -120,6 +120,12 @@ class Stepper:
         chosen = "no policy" if policy is None else repr(policy)
         return f"{type(self.model).__name__}, {self.config.rule}, {chosen}, {seen}"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UnsupportedError(
+            "A stream cannot be copied or pickled. Write a snapshot, and load it with the model: "
+            "Stream.load(model, stream.snapshot())."
+        )
+
     def _names(self) -> Sequence[str]:
         """Names of the streams, where they have names."""
         return ()

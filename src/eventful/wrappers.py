@@ -50,6 +50,24 @@ def refuse_wrappers(model: nn.Module, parts: Iterable[nn.Module], then: str) -> 
             raise ConfigError(f"{place} {reason.format(then=then)}")
 
 
+def refuse_replaced(model: nn.Module, trunks: Iterable[nn.Module]) -> None:
+    """Raise where a forward was replaced on the object itself: it would call the original's parts.
+
+    Args:
+        trunks: one of them inside is what makes the replaced forward matter.
+    """
+    wanted = {id(trunk) for trunk in trunks}
+    for name, module in model.named_modules():
+        replaced = [key for key in ("forward", "forward_features") if key in vars(module)]
+        if replaced and any(id(inner) in wanted for inner in module.modules()):
+            place = f"the part {name!r} of the model" if name else "the model"
+            raise ConfigError(
+                f"`{replaced[0]}` of {place} was replaced on the object, and what stands there "
+                "calls the original, not the converted model. Write an nn.Module whose forward "
+                "calls the unchanged model and convert that, or pass inplace=True."
+            )
+
+
 def _hides(module: nn.Module) -> str | None:
     """Why the blocks inside a module could not be reached, and what to do; None if they can."""
     kind = type(module)

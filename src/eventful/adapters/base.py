@@ -148,9 +148,12 @@ class Adapter(ABC):
 
         In a subclass that runs its own loop every block returns all its tokens.
         """
-        loops = (getattr(type(trunk), name, None) for name in ("forward", "forward_features"))
+        names = ("forward", "forward_features")
+        # One on the object itself stands ahead of the class's; eventful's own calls the class's.
+        loops = [vars(trunk).get(name, getattr(type(trunk), name, None)) for name in names]
         return not self.library or all(
-            loop is None or loop.__module__.split(".")[0] == self.library for loop in loops
+            loop is None or loop.__module__.split(".")[0] in (self.library, "eventful")
+            for loop in loops
         )
 
     def prepare(self, trunk: nn.Module, name: str, session: Session) -> dict[str, Any]:
