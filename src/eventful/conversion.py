@@ -96,22 +96,21 @@ class BlockForward:
         self.following = following
         self._known: tuple[int, BlockSpec] | None = None
 
-    def spec(self, structure: int | None = None) -> BlockSpec:
-        """The block as it is: replaced modules and parameters make a new spec.
-
-        Args:
-            structure: of the census that a step runs under: the spec is kept as long as it stays
-                the same. None outside a step, where the spec is made anew.
-        """
-        known = self._known
-        if known is not None and known[0] == structure:
-            return known[1]
+    @property
+    def spec(self) -> BlockSpec:
+        """The block as it is now."""
         trunk, adapter = self.session.trunks[self.trunk_name]
         after = None if self.following is None else adapter.spec(trunk, self.following).norm1
-        spec = replace(adapter.spec(trunk, self.block), next_norm=after, **self.place)
-        if structure is not None:
-            self._known = (structure, spec)
-        return spec
+        return replace(adapter.spec(trunk, self.block), next_norm=after, **self.place)
+
+    def spec_in(self, step: Step) -> BlockSpec:
+        """The block as it is in a step: made anew when modules or parameters were replaced."""
+        if step.structure is None:
+            return self.spec
+        known = self._known  # another thread may step another stream
+        if known is None or known[0] != step.structure:
+            known = self._known = (step.structure, self.spec)
+        return known[1]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Take what the block takes, return what it returns."""
@@ -119,13 +118,13 @@ class BlockForward:
         if step is None:
             return type(self.block).forward(self.block, *args, **kwargs)
         if step.track is not None:
-            spec = self.spec(step.structure)
+            spec = self.spec_in(step)
             return step.track.block(step, spec, (args, kwargs), partial(self._run, step))
         return self._run(step, args, kwargs)
 
     def _run(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         trunk, adapter = self.session.trunks[self.trunk_name]
-        spec = self.spec(step.structure)
+        spec = self.spec_in(step)
         call = adapter.read(spec, args, kwargs)
         if spec.first and adapter.adds_positions:
             step.record.positions[self.trunk_name] = (call.tokens.shape[1], spec.dim)
@@ -327,7 +326,7 @@ def find_session(model: nn.Module) -> Session | None:
 def plain_attention(session: Session) -> bool:
     """Whether the attention of every converted block is global, without relative position."""
     placed = (vars(module).get(attribute) for module, attribute, _ in session.placed)
-    specs = [forward.spec() for forward in placed if isinstance(forward, BlockForward)]
+    specs = [forward.spec for forward in placed if isinstance(forward, BlockForward)]
     return not any(spec.window or spec.relative for spec in specs)
 
 
