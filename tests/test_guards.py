@@ -411,7 +411,7 @@ class TestBatches:
         before = {name: tensor.clone() for name, tensor in batch._state.tensors.items()}
         frames = list(batch._state.frames)
         with pytest.raises(errors.NonFiniteError):
-            batch(torch.cat([clip[1], clip[2] * float("nan")]), streams=["c", "a"])
+            batch(torch.cat(clip[1:3]) * float("nan"), streams=["c", "a"])
         assert all(torch.equal(batch._state[name], before[name]) for name in before)
         assert batch._state.frames == frames
 

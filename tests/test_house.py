@@ -44,8 +44,9 @@ FLOORS = (
         "windows",
         "block",
     },
-    {"adapters", "conversion", "patches", "weights"},
+    {"adapters", "conversion", "patches", "weights", "wrappers"},
     {
+        "advice",
         "budget",
         "calls",
         "costs",

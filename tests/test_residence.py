@@ -302,6 +302,20 @@ class TestReports:
         got += outputs(vit, stream, clip[2:], device)
         near(got, expected, device)
 
+    def test_check_may_change_between_frames(self, vit, device):
+        model = eventful.convert(vit.make().to(device), Config.fast(TopR(5)))
+        frame = moving_square(1, vit.size)[0].to(device)
+        bad = torch.full_like(frame, torch.nan)
+        stream = Stream(model)
+        stream(frame)
+        stream.check = "sync"
+        with pytest.raises(NonFiniteError):
+            stream(bad)
+        stream.check = "async"
+        stream(bad)
+        with pytest.raises(NonFiniteError, match="last frame"):
+            stream(frame)
+
     def test_a_bad_stream_is_named(self, vit, device):
         model = eventful.convert(vit.make().to(device), Config.fast(TopR(5)))
         frames = torch.cat([moving_square(1, vit.size, seed=s)[0] for s in (1, 2)]).to(device)
@@ -312,8 +326,9 @@ class TestReports:
         spoilt = frames.clone()
         spoilt[1] = torch.nan
         batch(spoilt)
-        with pytest.raises(NonFiniteError, match="stream 1 of 2"):
+        with pytest.raises(NonFiniteError, match="stream 'b' of 2") as caught:
             batch(frames)
+        assert caught.value.streams == ("b",)
         batch(frames)
 
     def test_a_scene_cut_flushes_one_frame_late(self, vit, device):

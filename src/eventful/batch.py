@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from eventful.calls import Call
-from eventful.errors import FrameError, StreamNameError
-from eventful.frames import Signature, batched, find_frame, refuse_attentions
+from eventful.config import checked_policy
+from eventful.errors import FrameError, NonFiniteError, StreamNameError
+from eventful.frames import Signature, batched, find_frame, refuse_attentions, rows_not_finite
 from eventful.policies import Policy
 from eventful.slots import SlotState
 from eventful.snapshot import Snapshot, read_snapshot, write_snapshot
-from eventful.stepper import Stepper, checked_policy
+from eventful.stepper import Stepper
 from eventful.tenancy import Check
+
+_SHOWN = 8  # names in a batch's repr
 
 
 class StreamBatch(Stepper):
@@ -24,6 +27,10 @@ class StreamBatch(Stepper):
     Streams that are not part of a call keep their state. On a CPU, stepping all of them, in
     the order they joined, copies nothing, and stepping some of them copies their state in and
     out; on a GPU the memory stays in place whichever are stepped.
+
+    A frame that is not finite concerns its own stream alone: the others are stepped. On a CPU the
+    call then raises a `NonFiniteError` with the names of the bad `streams`, the `good` ones and
+    the model's `result` for those; on a GPU it returns, and the next call raises.
     """
 
     def __init__(
@@ -37,6 +44,17 @@ class StreamBatch(Stepper):
         super().__init__(model, maps=maps, check=check)
         self._default = checked_policy(policy) if policy is not None else self.config.policy
         self._policies: dict[str, Policy | None] = {}
+        self._left_out: list[int] = []  # frames of the running call that were not finite
+
+    def __repr__(self) -> str:
+        names = [repr(name) for name in self.streams]
+        if len(names) > _SHOWN:
+            names = [*names[:_SHOWN], f"... {len(names)} in all"]
+        shown = ", ".join(names) or "no streams"
+        return f"StreamBatch({self._about(self._default)}: {shown})"
+
+    def _names(self) -> Sequence[str]:
+        return self.streams
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -58,6 +76,10 @@ class StreamBatch(Stepper):
     ) -> None:
         """Add a stream, which flushes on its first frame or goes on from a snapshot."""
         with self._alone():
+            if not isinstance(name, str):
+                raise StreamNameError(
+                    f"The name of a stream is a string, got {name!r}; e.g. join({str(name)!r})."
+                )
             if name in self._policies:
                 raise StreamNameError(f"Stream {name!r} is in the batch already; leave it first.")
             chosen = self._default if policy is None else checked_policy(policy)
@@ -112,9 +134,15 @@ class StreamBatch(Stepper):
         """Step with another method of the model, e.g. `forward_intermediates`."""
         with self._alone():
             frames = find_frame(self.model, args, kwargs)
-            names = self.streams if streams is None else tuple(streams)
+            self._judge(method, frames)
+            self._left_out = []
+            names = self.streams if streams is None else _checked_names(streams)
             if not names:
-                raise FrameError("The batch has no streams; call batch.join(name) first.")
+                raise FrameError(
+                    "`streams` is empty; name one stream for each frame."
+                    if self._policies
+                    else "The batch has no streams; call batch.join(name) first."
+                )
             if len(set(names)) != len(names) or len(names) != frames.shape[0]:
                 raise FrameError(
                     f"{frames.shape[0]} frames for {len(names)} streams {names}: pass one frame "
@@ -124,7 +152,52 @@ class StreamBatch(Stepper):
             call = Call(self.model, method, args, kwargs, frames)
             rows = [self._row(name) for name in names]
             policies = [self._policies[name] for name in names]
-            return self._run(rows, policies, call)
+            try:
+                result = self._run(rows, policies, call)
+            except NonFiniteError as error:
+                raise self._named(error, names) from None
+            if self._left_out:
+                raise self._partial(names, result)
+            return result
+
+    def _named(self, error: NonFiniteError, names: tuple[str, ...]) -> NonFiniteError:
+        """The error of a step that did not happen, with the names of the streams at fault."""
+        if not error.rows or error.streams:
+            return error
+        stepped = [row for row in range(len(names)) if row not in self._left_out]
+        rows = tuple(sorted([*self._left_out, *(stepped[row] for row in error.rows)]))
+        bad = tuple(names[row] for row in rows)
+        return NonFiniteError(f"{error} In the batch: {_listed(bad)}.", rows=rows, streams=bad)
+
+    def _partial(self, names: tuple[str, ...], result: Any) -> NonFiniteError:
+        """The error of a step that left some streams out."""
+        bad = tuple(names[row] for row in self._left_out)
+        return NonFiniteError(
+            f"The frame of {_listed(bad)} contains NaN or Inf. It was not used, and what is "
+            "remembered of it is as it was. The other streams were stepped: what the model "
+            "returned for error.good is in error.result. Go on with the next frames.",
+            rows=tuple(self._left_out),
+            streams=bad,
+            good=tuple(name for name in names if name not in bad),
+            result=result,
+        )
+
+    def _usable(
+        self, rows: Sequence[int], policies: list[Policy], call: Call
+    ) -> tuple[Sequence[int], list[Policy], Call]:
+        """The streams whose frames are finite; the others keep their state."""
+        bad = rows_not_finite(call.frame)
+        if not bad:
+            return rows, policies, call
+        if len(bad) == len(rows) or not call.plain:  # other arguments may belong to the frames
+            return super()._usable(rows, policies, call)
+        self._left_out = list(bad)
+        good = [place for place in range(len(rows)) if place not in bad]
+        return (
+            [rows[place] for place in good],
+            [policies[place] for place in good],
+            call.on(call.frame[good]),
+        )
 
     def _row(self, name: str) -> int:
         try:
@@ -150,3 +223,19 @@ class StreamBatch(Stepper):
             raise FrameError(
                 "The snapshot's frames differ in size, dtype or device from this batch's."
             )
+
+
+def _checked_names(streams: Any) -> tuple[str, ...]:
+    if isinstance(streams, str):
+        raise StreamNameError(
+            f"streams is a sequence of names, got the string {streams!r}; write "
+            f"streams=[{streams!r}]."
+        )
+    names = tuple(streams) if isinstance(streams, Iterable) else (streams,)
+    if not isinstance(streams, Iterable) or not all(isinstance(name, str) for name in names):
+        raise StreamNameError(f"streams is a sequence of names, e.g. ['a', 'b']; got {streams!r}.")
+    return names
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return f"stream{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"

@@ -42,7 +42,10 @@ def run_block(spec: BlockSpec, step: Step, x: Tensor, positions: Any = None) -> 
     elif spec.last and not torch.isfinite(result).all():
         raise NonFiniteError(
             "NaN or Inf arose inside the model. The stream is as it was before this frame; check "
-            "the frame's range, or run the model in a wider dtype (bf16 or fp32 instead of fp16)."
+            "the frame's range, or run the model in a wider dtype (bf16 or fp32 instead of fp16).",
+            rows=tuple(
+                (~torch.isfinite(result).flatten(1).all(dim=1)).nonzero().flatten().tolist()
+            ),
         )
     return result
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from eventful.errors import UnsupportedError
+
 
 @dataclass(frozen=True, eq=False)
 class Call:
@@ -18,6 +20,14 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     frame: Tensor
+
+    def __post_init__(self) -> None:
+        if not callable(getattr(self.model, self.method, None)):
+            names = sorted({name for name in dir(self.model) if name.startswith("forward")})
+            raise UnsupportedError(
+                f"{type(self.model).__name__} has no method {self.method!r}. Methods that take a "
+                f"frame: {', '.join(names)}."
+            )
 
     def run(self) -> Any:
         """Call the model."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -45,10 +46,14 @@ class SceneCut:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.fraction <= 1.0 and self.factor > 0 and 0.0 <= self.momentum < 1.0):
+        numbers = (self.fraction, self.factor, self.momentum)
+        sound = all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers) and (
+            0.0 < self.fraction <= 1.0 and self.factor > 0 and 0.0 <= self.momentum < 1.0
+        )
+        if not sound:
             raise ConfigError(
                 "SceneCut needs 0 < fraction <= 1, factor > 0 and 0 <= momentum < 1, got "
-                f"{self.fraction}, {self.factor}, {self.momentum}."
+                f"{self.fraction!r}, {self.factor!r}, {self.momentum!r}."
             )
 
 
@@ -108,11 +113,11 @@ class Config:
                 f"gating={self.gating!r} runs selected tokens through whole blocks, so only "
                 f"attention='query' makes sense; for {self.attention!r} use gating='operator'."
             )
-        if self.policy is not None and not isinstance(self.policy, Policy):
-            raise ConfigError(
-                f"policy must have an `order` and a `select`, got {self.policy!r}; for a fixed "
-                "number of tokens write eventful.TopR(r)."
-            )
+        if self.policy is not None:
+            checked_policy(self.policy)
+        for name in ("protect", "fallback"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} is True or False; got {getattr(self, name)!r}.")
         if not _is_count(self.pool):
             raise ConfigError(f"pool is the side of a cell, 1 for none; got {self.pool!r}.")
         if self.max_age is not None and not _is_count(self.max_age):
@@ -132,7 +137,8 @@ class Config:
     def fast(cls, policy: Policy | None = None, **options: Any) -> Config:
         """One selection per frame, the default: cheapest to run, about as accurate as any."""
         defaults: dict[str, Any] = {"max_age": 64, "scene_cut": SceneCut(), "fallback": True}
-        return cls(policy or NoiseThreshold(), **{**defaults, **options})
+        chosen = NoiseThreshold() if policy is None else policy
+        return cls._made("fast", chosen, defaults, options)
 
     @classmethod
     def exact(cls, policy: Policy | None = None, **options: Any) -> Config:
@@ -144,26 +150,28 @@ class Config:
             "scene_cut": SceneCut(),
             "fallback": True,
         }
-        return cls(policy or NoiseThreshold(), **{**defaults, **options})
+        chosen = NoiseThreshold() if policy is None else policy
+        return cls._made("exact", chosen, defaults, options)
 
     @classmethod
     def paper(cls, policy: Policy | None = None, **options: Any) -> Config:
         """The published method: delta updates of the query-key and attention-value products."""
-        return cls._published(policy, {"attention": "delta"}, options)
+        return cls._published("paper", policy, {"attention": "delta"}, options)
 
     @classmethod
     def tokenwise(cls, policy: Policy | None = None, **options: Any) -> Config:
         """The paper's ablation: gates around token-wise operators, dense attention."""
-        return cls._published(policy, {"attention": "dense"}, options)
+        return cls._published("tokenwise", policy, {"attention": "dense"}, options)
 
     @classmethod
     def stgt(cls, policy: Policy | None = None, **options: Any) -> Config:
         """The paper's baseline: as `tokenwise`, against the previous frame, which loses changes."""
-        return cls._published(policy, {"attention": "dense", "reference": "previous"}, options)
+        rule = {"attention": "dense", "reference": "previous"}
+        return cls._published("stgt", policy, rule, options)
 
     @classmethod
     def _published(
-        cls, policy: Policy | None, rule: dict[str, Any], options: dict[str, Any]
+        cls, name: str, policy: Policy | None, rule: dict[str, Any], options: dict[str, Any]
     ) -> Config:
         plain = {
             "gating": "operator",
@@ -172,7 +180,25 @@ class Config:
             "windows": "all",
             "protect": False,
         }
-        return cls(policy, **{**plain, **rule, **options})
+        return cls._made(name, policy, {**plain, **rule}, options)
+
+    @classmethod
+    def _made(
+        cls, name: str, policy: Policy | None, rule: dict[str, Any], options: dict[str, Any]
+    ) -> Config:
+        known = [f.name for f in dataclasses.fields(cls) if f.name != "policy"]
+        for option, value in options.items():
+            if option in known:
+                continue
+            close = difflib.get_close_matches(option, known, 1)
+            if option in _POLICY_OF:
+                advice = f"Pass a policy: Config.{name}({_POLICY_OF[option]}({value!r}))."
+            elif close:
+                advice = f"Did you mean {close[0]!r}?"
+            else:
+                advice = f"Its options are {', '.join(known)}."
+            raise ConfigError(f"Config.{name} has no option {option!r}. {advice}")
+        return cls(policy, **{**rule, **options})
 
     @classmethod
     def preset(cls, name: str, policy: Policy | None = None, **options: Any) -> Config:
@@ -181,6 +207,22 @@ class Config:
             raise ConfigError(f"Unknown preset {name!r}; the presets are {', '.join(PRESETS)}.")
         made: Config = getattr(cls, name)(policy, **options)
         return made
+
+    def __repr__(self) -> str:
+        """The preset it is nearest to, with what differs; Python reads it back."""
+        name, changes = _nearest(self)
+        shown = [f"{key}={value!r}" for key, value in changes.items()]
+        default = None if name is None else Config.preset(name).policy
+        if self.policy != default:
+            shown.insert(0, repr(self.policy))
+        return f"Config{'' if name is None else '.' + name}({', '.join(shown)})"
+
+    @property
+    def rule(self) -> str:
+        """The update rule in a few words: the nearest preset's name, with what differs."""
+        name, changes = _nearest(self)
+        shown = ", ".join(f"{key}={value!r}" for key, value in changes.items())
+        return f"{name or 'Config'}({shown})" if shown or name is None else name
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; entries that are None are left out."""
@@ -194,8 +236,15 @@ class Config:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Config:
         """The inverse of `to_dict`; `preset` names one to start from."""
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"A config is a mapping of settings to values, got {data!r}.")
         values = dict(data)
         if "policy" in values:
+            if not isinstance(values["policy"], Mapping):
+                raise ConfigError(
+                    f"policy is a mapping like {{'policy': 'TopR', 'r': 256}}, got "
+                    f"{values['policy']!r}."
+                )
             values["policy"] = policy_from_dict(values["policy"])
         if "scene_cut" in values:
             try:
@@ -228,6 +277,60 @@ class Config:
 
 
 PRESETS = ("fast", "exact", "paper", "tokenwise", "stgt")
+
+# What people pass to a preset that belongs to a policy.
+_POLICY_OF = {
+    "r": "TopR",
+    "top_r": "TopR",
+    "k": "NoiseThreshold",
+    "fraction": "TopFraction",
+    "h": "Threshold",
+    "threshold": "Threshold",
+}
+_EXAMPLES = {"TopR": "TopR(256)", "TopFraction": "TopFraction(0.1)", "Threshold": "Threshold(0.5)"}
+
+
+def checked_policy(policy: Any) -> Policy:
+    """The policy, if it is one."""
+    if isinstance(policy, Policy) and not isinstance(policy, type):
+        return policy
+    if isinstance(policy, type):
+        example = _EXAMPLES.get(policy.__name__, f"{policy.__name__}()")
+        raise ConfigError(f"{policy.__name__} is a class; pass a policy made of it: {example}.")
+    if isinstance(policy, Config):
+        raise ConfigError(
+            "A Config is no policy: it belongs to convert(model, config). Pass config.policy, or "
+            "e.g. TopR(256)."
+        )
+    if isinstance(policy, float) and 0.0 <= policy <= 1.0:
+        example = f"TopFraction({policy!r})"
+    else:
+        example = f"TopR({policy!r})" if _is_count(policy) else "TopR(256)"
+    raise ConfigError(f"A policy has an `order` and a `select`; got {policy!r}. Write {example}.")
+
+
+def policies_set(policies: Sequence[Policy | None]) -> list[Policy]:
+    """The policies, if every stream has one."""
+    ready = [policy for policy in policies if policy is not None]
+    if len(ready) < len(policies):
+        raise ConfigError(
+            "No policy is set. Pass one to the preset, e.g. Config.paper(TopR(256)), or assign "
+            "stream.policy = TopR(256) before the first frame."
+        )
+    return ready
+
+
+def _nearest(config: Config) -> tuple[str | None, dict[str, Any]]:
+    """The preset with the fewest other settings, and those; None for the class's own defaults."""
+
+    def changes(base: Config) -> dict[str, Any]:
+        names = [f.name for f in dataclasses.fields(Config) if f.name != "policy"]
+        mine = {name: getattr(config, name) for name in names}
+        return {name: value for name, value in mine.items() if value != getattr(base, name)}
+
+    found: dict[str | None, dict[str, Any]] = {n: changes(Config.preset(n)) for n in PRESETS}
+    found[None] = changes(Config())
+    return min(found.items(), key=lambda item: len(item[1]))
 
 
 def _is_count(value: Any) -> bool:

@@ -23,6 +23,7 @@ from eventful.patches import PatchForward, embeds_patches
 from eventful.spec import BlockSpec
 from eventful.step import Step
 from eventful.weights import count_loads
+from eventful.wrappers import checked_model, fixed_code, refuse_replaced, refuse_wrappers
 
 _MARK = "_eventful"  # attribute of the converted root that holds its Session
 
@@ -62,6 +63,23 @@ class Inspection:
         """How many blocks can be made eventful."""
         return sum(block.matched for block in self.blocks)
 
+    def __str__(self) -> str:
+        if not self.blocks:
+            return "No known vision transformer inside (docs/adapters.md)."
+        families = ", ".join(sorted({block.adapter for block in self.blocks}))
+        size = "x".join(map(str, self.size or ()))
+        state = ", ".join(f"{name} {n / 1e6:,.1f} MB" for name, n in self.state_bytes.items())
+        lines = [
+            f"{self.matched} of {len(self.blocks)} blocks can be made eventful ({families}).",
+            f"Tokens of a frame of {size} px: {sum(self.tokens.values())}.",
+            f"State of one stream: {state}.",
+        ]
+        missed = [block for block in self.blocks if not block.matched]
+        lines += [f"Not {block.name} ({block.type}): {block.reason}." for block in missed]
+        return "\n".join(lines)
+
+    __repr__ = __str__  # a notebook shows this
+
 
 class BlockForward:
     """A block's forward: eventful inside a step, the original outside."""
@@ -76,26 +94,23 @@ class BlockForward:
     ) -> None:
         self.session, self.trunk_name, self.block, self.place = session, trunk_name, block, place
         self.following = following
-        self._spec: BlockSpec | None = None
-        self._parts: list[int] = []
+        self._known: tuple[int, BlockSpec] | None = None
 
     @property
     def spec(self) -> BlockSpec:
-        """Built from the block as it is: replaced modules and parameters make a new one."""
-        blocks = (self.block,) if self.following is None else (self.block, self.following)
-        parts = [
-            id(part)
-            for block in blocks
-            for module in block.modules()
-            for part in (module, *module._parameters.values())
-        ]
-        if self._spec is None or parts != self._parts:
-            trunk, adapter = self.session.trunks[self.trunk_name]
-            after = None if self.following is None else adapter.spec(trunk, self.following).norm1
-            spec = adapter.spec(trunk, self.block)
-            self._spec = replace(spec, next_norm=after, **self.place)
-            self._parts = parts
-        return self._spec
+        """The block as it is now."""
+        trunk, adapter = self.session.trunks[self.trunk_name]
+        after = None if self.following is None else adapter.spec(trunk, self.following).norm1
+        return replace(adapter.spec(trunk, self.block), next_norm=after, **self.place)
+
+    def spec_in(self, step: Step) -> BlockSpec:
+        """The block as it is in a step: made anew when modules or parameters were replaced."""
+        if step.structure is None:
+            return self.spec
+        known = self._known  # another thread may step another stream
+        if known is None or known[0] != step.structure:
+            known = self._known = (step.structure, self.spec)
+        return known[1]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Take what the block takes, return what it returns."""
@@ -103,12 +118,13 @@ class BlockForward:
         if step is None:
             return type(self.block).forward(self.block, *args, **kwargs)
         if step.track is not None:
-            return step.track.block(step, self.spec, (args, kwargs), partial(self._run, step))
+            spec = self.spec_in(step)
+            return step.track.block(step, spec, (args, kwargs), partial(self._run, step))
         return self._run(step, args, kwargs)
 
     def _run(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         trunk, adapter = self.session.trunks[self.trunk_name]
-        spec = self.spec
+        spec = self.spec_in(step)
         call = adapter.read(spec, args, kwargs)
         if spec.first and adapter.adds_positions:
             step.record.positions[self.trunk_name] = (call.tokens.shape[1], spec.dim)
@@ -119,7 +135,7 @@ class BlockForward:
         return adapter.write(result, step.layouts[self.trunk_name] if full else None, args)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_spec": None}
+        return {**self.__dict__, "_known": None}
 
 
 def convert(
@@ -141,15 +157,24 @@ def convert(
 
     Raises:
         NoMatchError: no block can be converted.
+        ConfigError: `model` is no model, is compiled or wrapped, or is converted already.
     """
-    config = config or Config.fast()
+    model = checked_model(model, "convert")
+    config = Config.fast() if config is None else config
     if not isinstance(config, Config):
         raise ConfigError(f"convert takes a Config, got {config!r}; e.g. Config.fast(TopR(256)).")
     if find_session(model) is not None:
         raise ConfigError(
             "This model is converted already; restore it first, or convert the original."
         )
+    if where is not None and not callable(where):
+        raise ConfigError(
+            "where is a function of (name, block) that is true for blocks to convert, got "
+            f"{where!r}; e.g. where=lambda name, block: name != 'blocks.0'."
+        )
+    _refuse_wrappers(model)
     if not inplace:
+        refuse_replaced(model, [trunk for _, trunk, _ in _trunks(model)])
         model = _clone(model)
     plans = [plan for plan in _plans(model, config, where) if plan.chosen]
     if not plans:
@@ -218,6 +243,7 @@ def _install(session: Session, plan: _Plan) -> None:
 
 def restore(model: nn.Module) -> nn.Module:
     """Undo an in-place `convert`; returns the model."""
+    model = checked_model(model, "restore")
     session = find_session(model)
     if session is None:
         raise ConfigError("This model is not converted, so there is nothing to restore.")
@@ -235,9 +261,10 @@ def inspect(model: nn.Module, size: tuple[int, int] | int | None = None) -> Insp
     Args:
         size: frame size in pixels; the model's own if left out.
     """
+    _refuse_wrappers(checked_model(model, "inspect"))
     tokens: dict[str, int] = {}
     total = dict.fromkeys(PRESETS, 0)
-    pixels = (size, size) if isinstance(size, int) else size
+    pixels = None if size is None else _checked_size(size)
     for name, trunk, adapter in _trunks(model):
         pixels = pixels or adapter.default_size(trunk)
         layout = adapter.layout(trunk, pixels)
@@ -245,6 +272,14 @@ def inspect(model: nn.Module, size: tuple[int, int] | int | None = None) -> Insp
         for preset in PRESETS:
             total[preset] += _trunk_bytes(trunk, adapter, layout, Config.preset(preset))
     return Inspection(_block_matches(model), pixels, tokens, total)
+
+
+def _checked_size(size: Any) -> tuple[int, int]:
+    pair = (size, size) if isinstance(size, int) else size
+    sides = tuple(pair) if isinstance(pair, tuple | list) else ()
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise ConfigError(f"size is one side or (height, width) in pixels, got {size!r}.")
+    return sides[0], sides[1]
 
 
 def block_shapes(
@@ -255,7 +290,7 @@ def block_shapes(
     Args:
         size: frame size in pixels.
     """
-    pixels = (size, size) if isinstance(size, int) else size
+    pixels = _checked_size(size)
     return tuple(
         shape
         for _, trunk, adapter in _trunks(model)
@@ -295,6 +330,12 @@ def plain_attention(session: Session) -> bool:
     return not any(spec.window or spec.relative for spec in specs)
 
 
+def _refuse_wrappers(model: nn.Module) -> None:
+    for _, trunk, adapter in _trunks(model):
+        parts = [trunk, *(block for _, block in adapter.blocks(trunk))]
+        refuse_wrappers(model, parts, "eventful.Stream(eventful.convert(model))")
+
+
 def _trunks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Adapter]]:
     claimed: list[str] = []
     for name, module in model.named_modules():
@@ -323,6 +364,9 @@ def _explain(model: nn.Module, where: Callable[[str, nn.Module], bool] | None) -
     if seen:
         why = sorted({f"{block.type}: {block.reason}" for block in seen})
         return "No block can be made eventful. " + "; ".join(why) + "."
+    fixed = fixed_code(model)
+    if fixed is not None:
+        return f"No known vision transformer inside {type(model).__name__}. {fixed}"
     types = sorted({type(child).__name__ for child in model.modules()})
     known = ", ".join(adapter.name for adapter in adapters())
     return (
@@ -356,7 +400,11 @@ def _clone(module: nn.Module, done: dict[int, nn.Module] | None = None) -> nn.Mo
     done = {} if done is None else done
     if id(module) in done:
         return done[id(module)]
-    twin = module.__class__.__new__(module.__class__)
+    if isinstance(module, torch.jit.ScriptModule):  # fixed code, in which nothing is converted
+        return module
+    # A traced graph has a class of its own, and making another object makes another class.
+    make = object if isinstance(module, torch.fx.GraphModule) else module.__class__
+    twin: nn.Module = make.__new__(module.__class__)
     done[id(module)] = twin
     for key, value in vars(module).items():
         if key == "_modules":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class EventfulError(Exception):
     """Base of all errors raised by eventful."""
@@ -24,7 +26,26 @@ class FrameError(EventfulError, ValueError):
 
 
 class NonFiniteError(FrameError):
-    """NaN or Inf in a frame, or arising from one; the stream is left as it was."""
+    """NaN or Inf in a frame, or arising from one; the stream is left as it was.
+
+    Attributes:
+        rows: which frames of the call, where that is known.
+        streams: of a batch, the names of the streams that were left as they were.
+        good: of a batch, the names of the streams that were stepped all the same.
+        result: what the model returned for `good`, in that order; None if none was stepped.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        rows: tuple[int, ...] = (),
+        streams: tuple[str, ...] = (),
+        good: tuple[str, ...] = (),
+        result: Any = None,
+    ) -> None:
+        super().__init__(message)
+        self.rows, self.streams, self.good, self.result = rows, streams, good, result
 
 
 class WeightsChangedError(EventfulError):

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eventful.errors import FrameError, NonFiniteError, UnsupportedError
+from eventful.advice import advise_after, advise_instead
+from eventful.errors import EventfulError, FrameError, NonFiniteError, UnsupportedError
 
 # What frames must have in common: shape, dtype, device, and the dtype of autocast ('' without).
 Signature = tuple[tuple[int, ...], torch.dtype, torch.device, str]
@@ -48,7 +49,27 @@ def find_frame(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     for value in (*args, *named, *kwargs.values()):
         if isinstance(value, Tensor) and value.dim() >= 3:
             return value
-    raise FrameError("No frame among the arguments: pass a tensor (B, C, height, width).")
+    raise FrameError(
+        "No frame among the arguments: pass a tensor (B, C, height, width)."
+        f"{advise_instead((*args, *kwargs.values()))}"
+    )
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error is the model's own way to refuse its input."""
+    refusals = (RuntimeError, AssertionError, ValueError, TypeError)
+    return isinstance(error, refusals) and not isinstance(error, EventfulError)
+
+
+def cannot_take(model: nn.Module, frame: Tensor | None, error: BaseException) -> FrameError:
+    """The model's own refusal of its first frame as an error that says what to do."""
+    if frame is None or (isinstance(error, TypeError) and "argument" in str(error)):
+        return FrameError(f"The model cannot take these arguments: {error}.")
+    advice = advise_after(frame, model)
+    return FrameError(
+        f"The model cannot take this frame, {describe(signature_of(frame))}: {error}"
+        f"{f'. {advice}' if advice else ''}"
+    )
 
 
 def refuse_attentions(model: nn.Module, kwargs: dict[str, Any]) -> None:
@@ -64,8 +85,19 @@ def refuse_attentions(model: nn.Module, kwargs: dict[str, Any]) -> None:
 
 def check_finite(frame: Tensor) -> None:
     """Raise for NaN or Inf."""
-    if frame.is_floating_point() and not torch.isfinite(frame).all():
+    rows = rows_not_finite(frame)
+    if rows:
+        which = f" (video {', '.join(map(str, rows))} of {len(frame)})" if len(frame) > 1 else ""
         raise NonFiniteError(
-            "The frame contains NaN or Inf. It was not used and the stream is as it was; go on "
-            "with the next good frame."
+            f"The frame contains NaN or Inf{which}. It was not used and the stream is as it was; "
+            "go on with the next good frame.",
+            rows=rows,
         )
+
+
+def rows_not_finite(frame: Tensor) -> tuple[int, ...]:
+    """Which frames of a batch (B, ...) contain NaN or Inf."""
+    if not (frame.is_floating_point() or frame.is_complex()) or torch.isfinite(frame).all():
+        return ()
+    sound = torch.isfinite(frame).flatten(1).all(dim=1)
+    return tuple((~sound).nonzero().flatten().tolist())

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -86,7 +87,13 @@ def _check_order(order: float) -> None:
         raise ConfigError(f"The order of the error norm is a number > 0 (2 is L2), got {order!r}.")
 
 
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigError(f"{name} must be a number, e.g. 0.5; got {value!r}.")
+
+
 def _check_fraction(name: str, value: float) -> None:
+    _check_number(name, value)
     if not 0.0 <= value <= 1.0:
         raise ConfigError(
             f"{name} must lie in [0, 1], got {value!r}; for a number of tokens use TopR."
@@ -162,8 +169,8 @@ class TopR:
         _check_order(self.order)
         if isinstance(self.r, bool) or not isinstance(self.r, int) or self.r < 0:
             raise ConfigError(
-                f"TopR needs a number of tokens >= 0, got {self.r!r}; for a share of the tokens "
-                "use TopFraction."
+                f"TopR needs a whole number of tokens >= 0, got {self.r!r}; e.g. TopR(256). For a "
+                "share of the tokens use TopFraction."
             )
 
     def select(self, error: Tensor, context: GateContext) -> Selection:
@@ -211,7 +218,9 @@ class Threshold:
         _check_order(self.order)
         values = list(self.h.values()) if isinstance(self.h, Mapping) else [self.h]
         if not values or not all(isinstance(value, int | float) and value >= 0 for value in values):
-            raise ConfigError(f"Threshold needs h >= 0 for every gate, got {self.h!r}.")
+            raise ConfigError(
+                f"Threshold needs a number h >= 0, or one for every gate, got {self.h!r}."
+            )
 
     def level(self, context: GateContext) -> float:
         """The threshold in force at this gate."""
@@ -266,6 +275,8 @@ class NoiseThreshold:
         _check_order(self.order)
         if self.max_fraction is not None:
             _check_fraction("max_fraction", self.max_fraction)
+        for name in ("k", "momentum", "inertia"):
+            _check_number(f"NoiseThreshold's {name}", getattr(self, name))
         kept = (self.momentum, self.inertia)
         if not self.k >= 0 or not all(0.0 <= share < 1.0 for share in kept):
             raise ConfigError(

@@ -58,8 +58,14 @@ def write_snapshot(session: Session, content: Snapshot, path: str | Path | None)
     if path is not None:
         target = Path(path)
         partial = target.with_name(target.name + ".partial")
-        partial.write_bytes(data)
-        partial.replace(target)  # a crash while writing never leaves half a snapshot under the name
+        try:
+            partial.write_bytes(data)
+            partial.replace(target)  # a crash while writing leaves no half snapshot under the name
+        except OSError as error:
+            raise SnapshotError(
+                f"The snapshot cannot be written to {path}: {error.strerror}. The folder must "
+                "exist; the stream is as it was."
+            ) from error
     return data
 
 
@@ -109,6 +115,8 @@ def _open(source: str | Path | bytes) -> tuple[dict[str, Any], dict[str, torch.T
             return about, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise SnapshotError(f"No snapshot at {source!r}.") from None
+    except OSError as error:
+        raise SnapshotError(f"The snapshot {source!r} cannot be read: {error}.") from None
     except (SafetensorError, KeyError, ValueError) as error:
         raise SnapshotError(f"Not a snapshot of an eventful stream: {error}.") from None
 

@@ -78,6 +78,23 @@ class StepRecord:
     fallback: bool = False
     clock: Callable[[], float] = field(default=lambda: 0.0, repr=False)
 
+    def __repr__(self) -> str:
+        """What a person wants to know; on a GPU it waits for the step."""
+        count, notes = len(self.flushed), []
+        if any(self.flushed):
+            some = "" if all(self.flushed) else f" {sum(self.flushed)} of {count}"
+            notes.append(f"flushed{some}")
+        if self.fallback:
+            notes.append("fallback: dense was cheaper")
+        if self.blocks and self.gates:
+            updated, tokens = self.updated, next(iter(self.blocks.values())).shape.tokens
+            mean = sum(updated.values()) / len(updated)
+            notes.append(f"{mean:.4g} of {tokens} tokens updated")
+            notes.append(f"{self.macs / max(self.dense_macs, 1):.0%} of the operations")
+        if ms := self.ms:
+            notes.append(f"{ms:.3g} ms")
+        return f"StepRecord({', '.join([_count(count, 'stream'), *notes])})"
+
     @property
     def ms(self) -> float:
         """Milliseconds of the forward call that made this record."""
@@ -152,6 +169,10 @@ class StepRecord:
         for tokens, dim in self.positions.values():
             total = total + count_positions(tokens, dim)
         return total
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def join_records(parts: list[StepRecord], places: Tensor) -> StepRecord:
@@ -280,6 +301,7 @@ class Step:
         constants: values that depend on the weights and sizes alone, kept from step to step.
         resident: what a step needs that runs without asking the host; None for one that may ask.
         track: takes over the blocks' calls, to record or to replay them; None to run them.
+        structure: which modules and parameters the model is made of, see `weights.Census`.
     """
 
     config: Config
@@ -297,6 +319,7 @@ class Step:
     constants: dict[Any, Any] = field(default_factory=dict)
     resident: Resident | None = None
     track: Track | None = None
+    structure: int | None = None
 
     def __post_init__(self) -> None:
         self.record = StepRecord(self.config, self.flushing, self.layouts)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
 from eventful import ops, residence
 from eventful.adapters.base import Session
+from eventful.advice import judge_frame
 from eventful.calls import Call
-from eventful.config import Config
+from eventful.config import Config, policies_set
 from eventful.conversion import find_session, plain_attention
 from eventful.costs import Costs, cost_key, start_clock
 from eventful.errors import (
@@ -22,11 +23,18 @@ from eventful.errors import (
     FrameError,
     GradientError,
     StreamClosedError,
-    TrainingModeError,
     UnsupportedError,
 )
 from eventful.fallback import Fallback, enabled
-from eventful.frames import Signature, batched, check_finite, describe, signature_of
+from eventful.frames import (
+    Signature,
+    batched,
+    cannot_take,
+    check_finite,
+    describe,
+    is_refusal,
+    signature_of,
+)
 from eventful.layout import TokenLayout
 from eventful.passes import split_flushes
 from eventful.policies import Policy
@@ -34,7 +42,8 @@ from eventful.slots import SlotState
 from eventful.state import StreamState
 from eventful.step import FlushRequired, Step, StepRecord
 from eventful.tenancy import Check, Tenancy, Timing
-from eventful.weights import Census, WeightGuard
+from eventful.weights import Census, WeightGuard, check_mode
+from eventful.wrappers import checked_model, refuse_wrappers
 
 
 class _Alone:
@@ -66,15 +75,18 @@ class Stepper:
     """Owns the state of some streams and runs steps that either happen whole or not at all."""
 
     def __init__(self, model: nn.Module, *, maps: bool = False, check: Check = "async") -> None:
-        session = find_session(model)
+        session = find_session(checked_model(model, type(self).__name__))
         if session is None:
             raise ConfigError(
                 "This model is not converted; call eventful.convert(model, config) first."
             )
+        trunks = [trunk for trunk, _ in session.trunks.values()]
+        refuse_wrappers(model, trunks, f"eventful.{type(self).__name__}(converted)")
         self.model = model
         self.config: Config = session.config
         self.maps = maps
-        self.check: Check = check
+        self._tenancy: Tenancy | None = None
+        self.check = check
         self._last: Callable[[], StepRecord] | None = None
         self._lodging: tuple[Any, str | None] = (None, "")  # what was asked last, and the answer
         self._session: Session = session
@@ -82,12 +94,45 @@ class Stepper:
         self._signature: Signature | None = None
         self._weights = WeightGuard(model, session)
         self._constants: dict[Any, Any] = {}
-        self._tenancy: Tenancy | None = None
         self._fallbacks: dict[int, Fallback] = {}  # by number of frames
+        self._structure: int | None = None  # of the census the step runs under
         self._described: Tensor | None = None  # the frame being stepped, for messages
+        self._steps = 0
         self._sized: tuple[tuple[int, int], dict[str, TokenLayout]] | None = None
         self._busy = threading.Lock()
         self._closed = False
+
+    @property
+    def check(self) -> Check:
+        """When steps on a GPU report a bad frame; another takes effect from the next step on."""
+        return self._check
+
+    @check.setter
+    def check(self, check: Check) -> None:
+        if check not in get_args(Check):
+            raise ConfigError(f"check is 'async' or 'sync'; got {check!r}.")
+        self._check: Check = check
+        if self._tenancy is not None:
+            self._tenancy.check = check
+
+    def _about(self, policy: Policy | None) -> str:
+        """The model, the rule and what is held, in a few words; waits for no device."""
+        seen, signature = "no frame yet", batched(self._signature, len(self._state))
+        if signature is not None:
+            count = f"{self._steps} step{'' if self._steps == 1 else 's'}"
+            seen = f"{describe(signature)}, {count}, {self.nbytes / 1e6:.3g} MB"
+        chosen = "no policy" if policy is None else repr(policy)
+        return f"{type(self.model).__name__}, {self.config.rule}, {chosen}, {seen}"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UnsupportedError(
+            "A stream cannot be copied or pickled. Write a snapshot, and load it with the model: "
+            "Stream.load(model, stream.snapshot())."
+        )
+
+    def _names(self) -> Sequence[str]:
+        """Names of the streams, where they have names."""
+        return ()
 
     @property
     def last(self) -> StepRecord | None:
@@ -113,6 +158,7 @@ class Stepper:
             self._constants.clear()
             self._fallbacks.clear()
             self._last = None
+            self._steps = 0
 
     def close(self) -> None:
         """Give the memory back; the stream cannot be stepped any more.
@@ -186,9 +232,10 @@ class Stepper:
         if census is None or not recorded or not census.same_places():
             recorded = False
             census = self._weights.check()
-            _check_mode(census)
+            check_mode(census)
+        self._structure = census.structure
         signature = self._check_frame(call.frame, census)
-        ready = _policies_set(policies)
+        ready = policies_set(policies)
         if self._lodge(call.frame, ready):
             result, record = self._resident_step(rows, ready, call, census)
         else:
@@ -198,6 +245,7 @@ class Stepper:
         self._signature = signature
         self._weights.remember(census)
         self._last = record
+        self._steps += 1
         if self._tenancy is not None and isinstance(self._state, SlotState):
             self._tenancy.settle_now(self._state)
         return result
@@ -208,7 +256,7 @@ class Stepper:
         Where it raises, the step just queued does not count, and the streams recompute all.
         """
         try:
-            _check_mode(self._weights.check())
+            check_mode(self._weights.check())
         except EventfulError:
             for row in rows:
                 self._state.frames[row] = -1
@@ -245,6 +293,7 @@ class Stepper:
             home = residence.residence_of(self._session.residences, key, self.config)
             depth = sum(len(blocks) for blocks in self._session.blocks.values())
             self._tenancy = Tenancy(home, depth, self.check)
+            self._tenancy.names = self._names
         return self._tenancy
 
     def _resident_step(
@@ -282,7 +331,7 @@ class Stepper:
     def _plain_step(
         self, rows: Sequence[int], policies: list[Policy], call: Call
     ) -> tuple[Any, Callable[[], StepRecord]]:
-        check_finite(call.frame)
+        rows, policies, call = self._usable(rows, policies, call)
         state = self._state.take(rows)
         passes = split_flushes(state, call)
         if passes is None:
@@ -307,6 +356,13 @@ class Stepper:
             return self._attempt(state, policies, call, everything=False)
         except FlushRequired:
             return self._attempt(state, policies, call, everything=True)
+
+    def _usable(
+        self, rows: Sequence[int], policies: list[Policy], call: Call
+    ) -> tuple[Sequence[int], list[Policy], Call]:
+        """What of a plain step can run; raises if nothing can."""
+        check_finite(call.frame)
+        return rows, policies, call
 
     def _layouts(self, frame: Tensor) -> dict[str, TokenLayout]:
         size = (frame.shape[-2], frame.shape[-1])
@@ -382,6 +438,7 @@ class Stepper:
                 "A stream of this model is in the middle of a step, and something in the model "
                 "stepped another. Step it after the first has returned."
             )
+        step.structure = self._structure
         self._session.step = step
         try:
             with torch.no_grad():
@@ -393,18 +450,22 @@ class Stepper:
                 )
             return result
         except BaseException as error:
-            if step.record.gates or self._signature is not None or not _foreign(error):
+            if step.record.gates or self._signature is not None or not is_refusal(error):
                 raise
             # The first frame, and not even its tokens were made: the frame does not suit the model.
-            frame = self._described
-            what = "" if frame is None else f", {describe(signature_of(frame))}"
-            raise FrameError(f"The model cannot take this frame{what}: {error}") from error
+            raise cannot_take(self.model, self._described, error) from error
         finally:
             self._session.step = None
 
     def _expected(self, frame: Tensor) -> Signature | None:
         """What the frame must be like; None before the first."""
         return self._signature
+
+    def _judge(self, method: str, frame: Tensor) -> None:
+        """Refuse a frame of a kind the model cannot take, unless it is like the last."""
+        known = self._signature
+        if known is None or (frame.dim(), frame.dtype) != (len(known[0]), known[1]):
+            judge_frame(self.model, method, frame)
 
     def _check_frame(self, frame: Tensor, census: Census) -> Signature:
         if frame.shape[0] == 0:
@@ -416,7 +477,10 @@ class Stepper:
             )
         device = census.device or frame.device
         if frame.device != device:
-            raise FrameError(f"The frame is on {frame.device}, the model on {device}; move one.")
+            raise FrameError(
+                f"The frame is on {frame.device}, the model on {device}; move one, e.g. "
+                f"frame.to('{device}')."
+            )
         expected, signature = self._expected(frame), signature_of(frame)
         if expected is not None and signature != expected:
             raise FrameError(
@@ -424,36 +488,3 @@ class Stepper:
                 "Convert the frame, or start over with stream.reset()."
             )
         return signature
-
-
-def _check_mode(census: Census) -> None:
-    if any([module.training for module in census.watched]):
-        raise TrainingModeError(
-            "The model is in training mode: dropout and drop path would be remembered. Call "
-            "model.eval() first."
-        )
-
-
-def _foreign(error: BaseException) -> bool:
-    """Whether an error is the model's own way to refuse its input."""
-    refusals = (RuntimeError, AssertionError, ValueError, TypeError)
-    return isinstance(error, refusals) and not isinstance(error, EventfulError)
-
-
-def _policies_set(policies: Sequence[Policy | None]) -> list[Policy]:
-    ready = [policy for policy in policies if policy is not None]
-    if len(ready) < len(policies):
-        raise ConfigError(
-            "No policy is set. Pass one to the preset, e.g. Config.paper(TopR(256)), or assign "
-            "stream.policy = TopR(256) before the first frame."
-        )
-    return ready
-
-
-def checked_policy(policy: Any) -> Policy:
-    """The policy, if it is one."""
-    if not isinstance(policy, Policy):
-        raise ConfigError(
-            f"A policy needs an `order` and a `select`; got {policy!r}. Try TopR(256)."
-        )
-    return policy

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from eventful.calls import Call
+from eventful.config import checked_policy
 from eventful.frames import find_frame, refuse_attentions
 from eventful.policies import Policy
 from eventful.snapshot import Snapshot, read_snapshot, write_snapshot
 from eventful.state import StreamState
-from eventful.stepper import Stepper, checked_policy
+from eventful.stepper import Stepper
 from eventful.tenancy import Check
 
 
@@ -28,7 +29,7 @@ class Stream(Stepper):
         policy: overrides the config's; may be assigned between frames at any time.
         maps: keep error maps and update masks in `last`.
         check: on a GPU a frame that is not finite is told of at the next step; `sync` waits
-            for each step and tells at once, as it is on a CPU.
+            for each step and tells at once, as it is on a CPU. May be assigned between frames.
     """
 
     def __init__(
@@ -41,6 +42,9 @@ class Stream(Stepper):
     ) -> None:
         super().__init__(model, maps=maps, check=check)
         self._policy = checked_policy(policy) if policy is not None else self.config.policy
+
+    def __repr__(self) -> str:
+        return f"Stream({self._about(self._policy)})"
 
     @property
     def policy(self) -> Policy | None:
@@ -59,6 +63,7 @@ class Stream(Stepper):
         """Step with another method of the model, e.g. `forward_intermediates`."""
         with self._alone():
             frame = find_frame(self.model, args, kwargs)
+            self._judge(method, frame)
             refuse_attentions(self.model, kwargs)
             call = Call(self.model, method, args, kwargs, frame)
             streams = len(self._state) or frame.shape[0]
@@ -88,9 +93,16 @@ class Stream(Stepper):
             return write_snapshot(self._session, content, path)
 
     @classmethod
-    def load(cls, model: nn.Module, source: str | Path | bytes, *, maps: bool = False) -> Stream:
+    def load(
+        cls,
+        model: nn.Module,
+        source: str | Path | bytes,
+        *,
+        maps: bool = False,
+        check: Check = "async",
+    ) -> Stream:
         """A stream that goes on where `snapshot` was taken, with the same model and config."""
-        stream = cls(model, maps=maps)
+        stream = cls(model, maps=maps, check=check)
         with torch.inference_mode(False):
             content = read_snapshot(stream._session, source)
         stream._state, stream._signature = content.state, content.signature

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -92,7 +92,10 @@ class Tenancy:
     def __init__(self, residence: Residence, depth: int, check: Check) -> None:
         self.residence = residence
         self._depth = depth
-        self._check = check
+        self.check = check
+        self.names: Callable[[], Sequence[str]] = (
+            tuple  # of the streams, in order, if they have some
+        )
         self._pending: list[_Ticket] = []
         self._before: list[_Ticket] = []  # their outputs are done once the next has told
         self._counts: dict[int, _Counts] = {}
@@ -134,9 +137,10 @@ class Tenancy:
         if bad:
             self._before = []
             raise NonFiniteError(
-                f"The last frame contained NaN or Inf{_among(bad, state)}. It was not used and "
-                "what it returned is not valid; the stream is as it was before it. Go on with the "
-                "next good frame, or pass check='sync' to be told at once."
+                f"The last frame contained NaN or Inf{self._among(bad, state)}. It was not used "
+                "and what it returned is not valid; the stream is as it was before it. Go on with "
+                "the next good frame, or pass check='sync' to be told at once.",
+                streams=self._named(bad, state),
             )
 
     def _read(self, ticket: _Ticket, state: SlotState) -> list[int]:
@@ -176,8 +180,10 @@ class Tenancy:
             for slot in bad:
                 state.frames[state.rows.index(slot)] = -1
             raise NonFiniteError(
-                f"NaN or Inf arose inside the model{_among(bad, state)}. The next frame "
-                "recomputes everything; check the frames' range, or run the model in a wider dtype."
+                f"NaN or Inf arose inside the model{self._among(bad, state)}. The next frame "
+                "recomputes everything; check the frames' range, or run the model in a wider "
+                "dtype.",
+                streams=self._named(bad, state),
             )
 
     def step(
@@ -291,7 +297,7 @@ class Tenancy:
 
     def settle_now(self, state: SlotState) -> None:
         """With check='sync', wait for the step just queued and raise if it failed."""
-        if self._check == "sync":
+        if self.check == "sync":
             tickets, self._before = self._pending, []
             for ticket in tickets:
                 if ticket.outcome.told is not None:
@@ -299,6 +305,18 @@ class Tenancy:
             self.settle(state)
             self._before = []
             self._check_sound(tickets, state)
+
+    def _named(self, bad: list[int], state: SlotState) -> tuple[str, ...]:
+        names = self.names()
+        return tuple(names[state.rows.index(slot)] for slot in bad) if names else ()
+
+    def _among(self, bad: list[int], state: SlotState) -> str:
+        """Which of several streams, if there are several."""
+        if len(state) == 1:
+            return ""
+        named = ", ".join(map(repr, self._named(bad, state)))
+        places = ", ".join(str(state.rows.index(slot)) for slot in bad)
+        return f" (stream {named or places} of {len(state)} in the batch)"
 
 
 def _demand(
@@ -320,11 +338,3 @@ def _demand(
 def _wait(event: Any) -> None:
     if event is not None:
         event.synchronize()
-
-
-def _among(bad: list[int], state: SlotState) -> str:
-    """Which of several streams, if there are several."""
-    if len(state) == 1:
-        return ""
-    places = ", ".join(str(state.rows.index(slot)) for slot in bad)
-    return f" (stream {places} of {len(state)} in the batch)"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eventful.adapters.base import Session
-from eventful.errors import WeightsChangedError
+from eventful.errors import TrainingModeError, WeightsChangedError
 
 _CHANGED = (
     "The model's weights changed since the last frame: the stream's memory no longer fits them. "
@@ -27,6 +27,7 @@ class Census:
     Attributes:
         modules: every module, the model first.
         watched: the model and the modules of its trunks.
+        structure: the same for censuses that saw the same modules and parameters in the trunks.
     """
 
     def __init__(self, model: nn.Module, session: Session) -> None:
@@ -44,6 +45,10 @@ class Census:
         self._contents: list[Tensor] | None = None
         self._trunk = _Weights([m for m in self.modules if id(m) in trunks])
         self._rest = _Weights([m for m in self.modules if id(m) not in trunks])
+        held = [
+            part for m in self.modules if id(m) in trunks for part in (m, *m._parameters.values())
+        ]
+        self.structure = session.structure_of(held)
 
     @property
     def device(self) -> torch.device | None:
@@ -101,6 +106,7 @@ class _Weights:
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self._dicts = [m._parameters for m in modules if m._parameters]
+        self._empty = [m._parameters for m in modules if not m._parameters]
         self._kept = [list(held.values()) for held in self._dicts]
         self.parameters = [p for held in self._kept for p in held if p is not None]
         self.pointers = [p.data_ptr() for p in self.parameters]
@@ -113,7 +119,9 @@ class _Weights:
             same = [list(held.values()) for held in self._dicts] == self._kept
         except RuntimeError:
             return False
-        return same and [p.data_ptr() for p in self.parameters] == self.pointers
+        if not same or any(self._empty):
+            return False
+        return [p.data_ptr() for p in self.parameters] == self.pointers
 
     @torch.no_grad()
     def norms(self) -> list[Tensor]:
@@ -133,6 +141,15 @@ class _Weights:
     def unwritten(self) -> bool:
         """Whether nobody wrote to them."""
         return [p._version for p in self._tracked] == self.versions
+
+
+def check_mode(census: Census) -> None:
+    """Raise if the model, or a part of its trunks, is in training mode."""
+    if any([module.training for module in census.watched]):
+        raise TrainingModeError(
+            "The model is in training mode: dropout and drop path would be remembered. Call "
+            "model.eval() first."
+        )
 
 
 class WeightGuard:

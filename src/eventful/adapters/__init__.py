@@ -10,6 +10,7 @@ from eventful.adapters.timm_eva import TimmEva, TimmEvaRotary
 from eventful.adapters.timm_sam import TimmSAM
 from eventful.adapters.timm_vit import TimmViT
 from eventful.adapters.torchvision_vit import TorchvisionViT
+from eventful.errors import ConfigError
 
 _ADAPTERS: list[Adapter] = [
     TimmViT(),
@@ -28,6 +29,11 @@ _ADAPTERS: list[Adapter] = [
 
 def register_adapter(adapter: Adapter) -> Adapter:
     """Make a model family known; the latest registered is asked first and may override others."""
+    if not isinstance(adapter, Adapter):
+        raise ConfigError(
+            f"register_adapter takes an object of a subclass of eventful.Adapter, got {adapter!r}; "
+            "e.g. register_adapter(MyAdapter())."
+        )
     _ADAPTERS.insert(0, adapter)
     return adapter
 

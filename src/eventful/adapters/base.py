@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ class Session:
         handles: hooks to be removed with them.
         residences: where steps on a device keep memory and recorded work, by kind of frame.
         costs: what steps were seen to cost, by kind of step.
+        parts: modules and parameters of the trunks, as the last census saw them.
+        structure: grows whenever a census sees other parts than the one before.
     """
 
     config: Config
@@ -44,7 +47,18 @@ class Session:
     handles: list[Any] = field(default_factory=list, repr=False)
     residences: dict[Any, Any] = field(default_factory=dict, repr=False)
     costs: dict[str, Any] = field(default_factory=dict, repr=False)
+    parts: list[Any] = field(default_factory=list, repr=False)
+    structure: int = 0
     _running: Any = field(default_factory=threading.local, repr=False)
+    _counting: Any = field(default_factory=threading.Lock, repr=False)
+
+    def structure_of(self, parts: list[Any]) -> int:
+        """A number for these modules and parameters; others never have the same."""
+        with self._counting:
+            known = self.parts
+            if len(parts) != len(known) or any(map(operator.is_not, parts, known)):
+                self.parts, self.structure = parts, self.structure + 1
+            return self.structure
 
     @property
     def step(self) -> Step | None:
@@ -64,11 +78,19 @@ class Session:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles of a model start outside any step."""
-        return {**self.__dict__, "_running": None, "residences": {}, "costs": {}}
+        dropped: dict[str, Any] = {
+            "_running": None,
+            "_counting": None,
+            "residences": {},
+            "costs": {},
+            "parts": [],
+        }
+        return {**self.__dict__, **dropped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._running = threading.local()
+        self._counting = threading.Lock()
 
 
 @dataclass
@@ -129,9 +151,12 @@ class Adapter(ABC):
 
         In a subclass that runs its own loop every block returns all its tokens.
         """
-        loops = (getattr(type(trunk), name, None) for name in ("forward", "forward_features"))
+        names = ("forward", "forward_features")
+        # One on the object itself stands ahead of the class's; eventful's own calls the class's.
+        loops = [vars(trunk).get(name, getattr(type(trunk), name, None)) for name in names]
         return not self.library or all(
-            loop is None or loop.__module__.split(".")[0] == self.library for loop in loops
+            loop is None or loop.__module__.split(".")[0] in (self.library, "eventful")
+            for loop in loops
         )
 
     def prepare(self, trunk: nn.Module, name: str, session: Session) -> dict[str, Any]:
