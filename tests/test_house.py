@@ -44,7 +44,7 @@ FLOORS = (
         "windows",
         "block",
     },
-    {"adapters", "conversion", "patches", "weights"},
+    {"adapters", "conversion", "patches", "tokenwise", "weights"},
     {
         "budget",
         "calls",

@@ -22,6 +22,7 @@ from eventful.layout import TokenLayout
 from eventful.patches import PatchForward, embeds_patches
 from eventful.spec import BlockSpec
 from eventful.step import Step
+from eventful.tokenwise import mixed_tokens
 from eventful.weights import count_loads
 
 _MARK = "_eventful"  # attribute of the converted root that holds its Session
@@ -311,7 +312,7 @@ def _reason(adapter: Adapter, trunk: nn.Module, block: nn.Module) -> str | None:
         adapter.spec(trunk, block)
     except Mismatch as mismatch:
         return str(mismatch)
-    return None
+    return mixed_tokens(block, partial(adapter.spec, trunk))
 
 
 def _explain(model: nn.Module, where: Callable[[str, nn.Module], bool] | None) -> str:
