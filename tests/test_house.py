@@ -44,7 +44,7 @@ FLOORS = (
         "windows",
         "block",
     },
-    {"adapters", "conversion", "patches", "tokenwise", "weights"},
+    {"adapters", "conversion", "patches", "tokenwise", "watch", "weights"},
     {
         "budget",
         "calls",

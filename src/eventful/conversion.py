@@ -23,6 +23,7 @@ from eventful.patches import PatchForward, embeds_patches
 from eventful.spec import BlockSpec
 from eventful.step import Step
 from eventful.tokenwise import mixed_tokens
+from eventful.watch import Original
 from eventful.weights import count_loads
 
 _MARK = "_eventful"  # attribute of the converted root that holds its Session
@@ -79,10 +80,11 @@ class BlockForward:
         self.following = following
         self._spec: BlockSpec | None = None
         self._parts: list[int] = []
+        self._revision = 0
 
     @property
     def spec(self) -> BlockSpec:
-        """Built from the block as it is: replaced modules and parameters make a new one."""
+        """Built from the block as it is: other modules, parameters or settings make a new one."""
         blocks = (self.block,) if self.following is None else (self.block, self.following)
         parts = [
             id(part)
@@ -90,12 +92,13 @@ class BlockForward:
             for module in block.modules()
             for part in (module, *module._parameters.values())
         ]
-        if self._spec is None or parts != self._parts:
+        revision = self.session.revision
+        if self._spec is None or parts != self._parts or revision != self._revision:
             trunk, adapter = self.session.trunks[self.trunk_name]
             after = None if self.following is None else adapter.spec(trunk, self.following).norm1
             spec = adapter.spec(trunk, self.block)
             self._spec = replace(spec, next_norm=after, **self.place)
-            self._parts = parts
+            self._parts, self._revision = parts, revision
         return self._spec
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -133,7 +136,8 @@ def convert(
     """Give a model an eventful path, used while a `Stream` steps it.
 
     Outside a stream the result computes what `model` computes, to the bit. Weights are
-    shared, state-dict keys do not change.
+    shared, state-dict keys do not change. Other attributes are those of the moment: switch a
+    LoRA off, or replace a module, in the result, or in `model` before converting it.
 
     Args:
         config: the update rule; `Config.fast()` if left out.
@@ -150,12 +154,13 @@ def convert(
         raise ConfigError(
             "This model is converted already; restore it first, or convert the original."
         )
+    original = None if inplace else Original(model)
     if not inplace:
         model = _clone(model)
     plans = [plan for plan in _plans(model, config, where) if plan.chosen]
     if not plans:
         raise NoMatchError(_explain(model, where))
-    session = Session(config)
+    session = Session(config, original=original)
     for plan in plans:
         _install(session, plan)
     session.place(model, _MARK, session)
@@ -195,6 +200,7 @@ def _plans(
 def _install(session: Session, plan: _Plan) -> None:
     session.trunks[plan.name] = (plan.trunk, plan.adapter)
     session.blocks[plan.name] = [plan.blocks[i][0] for i in plan.chosen]
+    session.sequence[plan.name] = [block for _, block in plan.blocks]
     for at, i in enumerate(plan.chosen):
         path, block = plan.blocks[i]
         following = None if at + 1 == len(plan.chosen) else plan.blocks[plan.chosen[at + 1]][1]
