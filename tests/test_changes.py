@@ -78,6 +78,15 @@ class TestAdapters:
         lora.scale = 1.0
         stream(clip[1])
 
+    def test_a_snapshot_belongs_to_the_settings_it_was_taken_with(self, model, clip):
+        stream = started(adapted(model, HomeMade), clip)
+        data = stream.snapshot()
+        stream.model.blocks[0].mlp.fc1.scale = 0.25
+        with pytest.raises(errors.SnapshotError, match=r"fc1\.scale = 1\.0, the model has 0\.25"):
+            eventful.Stream.load(stream.model, data)
+        stream.model.blocks[0].mlp.fc1.scale = 1.0
+        eventful.Stream.load(stream.model, data)(clip[1])
+
 
 class Clamp(nn.Module):
     def __init__(self):
