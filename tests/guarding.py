@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import eventful
 import zoo_timm
@@ -53,3 +54,60 @@ def refused(stream, error, frame, match=None):
     with pytest.raises(error, match=match):
         stream(frame)
     assert unchanged(stream, before)
+
+
+class PeftLike(nn.Module):
+    """A linear layer with low-rank adapters, laid out as peft's LoraLayer is."""
+
+    def __init__(self, base: nn.Linear, rank: int = 4) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.lora_A, self.lora_B = nn.ModuleDict(), nn.ModuleDict()
+        self.scaling: dict[str, float] = {}
+        for name in ("default", "other"):
+            self.lora_A[name] = nn.Linear(base.in_features, rank, bias=False)
+            self.lora_B[name] = nn.Linear(rank, base.out_features, bias=False)
+            self.scaling[name] = 2.0
+        self._disable_adapters = False
+        self._active_adapter: str | list[str] = "default"
+        self.merged_adapters: list[str] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.base_layer(x)
+        active = self._active_adapter
+        for name in [active] if isinstance(active, str) else active:
+            if not self._disable_adapters and name not in self.merged_adapters:
+                result = result + self.lora_B[name](self.lora_A[name](x)) * self.scaling[name]
+        return result
+
+    def merge(self) -> None:
+        """Add the first adapter to the weights, past their version counter, as peft does."""
+        delta = self.lora_B["default"].weight @ self.lora_A["default"].weight
+        self.base_layer.weight.data += delta.detach() * self.scaling["default"]
+        self.merged_adapters.append("default")
+
+
+class HomeMade(nn.Module):
+    """A linear layer with one low-rank adapter, as one writes it oneself."""
+
+    enabled = True
+
+    def __init__(self, base: nn.Linear, rank: int = 4) -> None:
+        super().__init__()
+        self.base = base
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+        self.scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.base(x)
+        return result + self.scale * self.up(self.down(x)) if self.enabled else result
+
+
+def adapted(model: nn.Module, kind: type[nn.Module]) -> nn.Module:
+    """The model with adapters around the first linear layer of every MLP."""
+    for block in model.blocks:
+        block.mlp.fc1 = kind(block.mlp.fc1)
+    return model.eval()

@@ -44,7 +44,7 @@ FLOORS = (
         "windows",
         "block",
     },
-    {"adapters", "conversion", "patches", "weights", "wrappers"},
+    {"adapters", "conversion", "patches", "tokenwise", "watch", "weights", "wrappers"},
     {
         "advice",
         "budget",

@@ -22,6 +22,8 @@ from eventful.layout import TokenLayout
 from eventful.patches import PatchForward, embeds_patches
 from eventful.spec import BlockSpec
 from eventful.step import Step
+from eventful.tokenwise import mixed_tokens
+from eventful.watch import Original
 from eventful.weights import count_loads
 from eventful.wrappers import checked_model, fixed_code, refuse_replaced, refuse_wrappers
 
@@ -94,7 +96,7 @@ class BlockForward:
     ) -> None:
         self.session, self.trunk_name, self.block, self.place = session, trunk_name, block, place
         self.following = following
-        self._known: tuple[int, BlockSpec] | None = None
+        self._known: tuple[tuple[int, int], BlockSpec] | None = None
 
     @property
     def spec(self) -> BlockSpec:
@@ -104,12 +106,13 @@ class BlockForward:
         return replace(adapter.spec(trunk, self.block), next_norm=after, **self.place)
 
     def spec_in(self, step: Step) -> BlockSpec:
-        """The block as it is in a step: made anew when modules or parameters were replaced."""
+        """The block as it is in a step: made anew for other modules, parameters or settings."""
         if step.structure is None:
             return self.spec
+        key = (step.structure, self.session.revision)
         known = self._known  # another thread may step another stream
-        if known is None or known[0] != step.structure:
-            known = self._known = (step.structure, self.spec)
+        if known is None or known[0] != key:
+            known = self._known = (key, self.spec)
         return known[1]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -148,7 +151,8 @@ def convert(
     """Give a model an eventful path, used while a `Stream` steps it.
 
     Outside a stream the result computes what `model` computes, to the bit. Weights are
-    shared, state-dict keys do not change.
+    shared, state-dict keys do not change. Other attributes are those of the moment: switch a
+    LoRA off, or replace a module, in the result, or in `model` before converting it.
 
     Args:
         config: the update rule; `Config.fast()` if left out.
@@ -173,13 +177,14 @@ def convert(
             f"{where!r}; e.g. where=lambda name, block: name != 'blocks.0'."
         )
     _refuse_wrappers(model)
+    original = None if inplace else Original(model)
     if not inplace:
         refuse_replaced(model, [trunk for _, trunk, _ in _trunks(model)])
         model = _clone(model)
     plans = [plan for plan in _plans(model, config, where) if plan.chosen]
     if not plans:
         raise NoMatchError(_explain(model, where))
-    session = Session(config)
+    session = Session(config, original=original)
     for plan in plans:
         _install(session, plan)
     session.place(model, _MARK, session)
@@ -219,6 +224,7 @@ def _plans(
 def _install(session: Session, plan: _Plan) -> None:
     session.trunks[plan.name] = (plan.trunk, plan.adapter)
     session.blocks[plan.name] = [plan.blocks[i][0] for i in plan.chosen]
+    session.sequence[plan.name] = [block for _, block in plan.blocks]
     for at, i in enumerate(plan.chosen):
         path, block = plan.blocks[i]
         following = None if at + 1 == len(plan.chosen) else plan.blocks[plan.chosen[at + 1]][1]
@@ -352,7 +358,7 @@ def _reason(adapter: Adapter, trunk: nn.Module, block: nn.Module) -> str | None:
         adapter.spec(trunk, block)
     except Mismatch as mismatch:
         return str(mismatch)
-    return None
+    return mixed_tokens(block, partial(adapter.spec, trunk))
 
 
 def _explain(model: nn.Module, where: Callable[[str, nn.Module], bool] | None) -> str:

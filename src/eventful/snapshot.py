@@ -1,7 +1,11 @@
-"""Snapshots: a stream's memory as one safetensors file, tied to its model by a fingerprint."""
+"""Snapshots: a stream's memory as one safetensors file, tied to its model by a fingerprint.
+
+A checksum over the description and the tensors shows a damaged file.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +20,9 @@ from eventful.adapters.base import Session
 from eventful.errors import ConfigError, EventfulError, SnapshotError
 from eventful.policies import Policy, policy_from_dict, policy_to_dict
 from eventful.state import StreamState
-from eventful.weights import fingerprint
+from eventful.weights import block_settings, fingerprint
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass
@@ -45,15 +49,17 @@ def write_snapshot(session: Session, content: Snapshot, path: str | Path | None)
         "format": FORMAT,
         "fingerprint": fingerprint(session),
         "rule": _rule(session),
+        "settings": block_settings(session),
         "policies": policies,
         "frames": content.state.frames,
         "signature": [list(shape), str(dtype).removeprefix("torch."), str(device), autocast],
     }
-    tensors = {name: tensor.contiguous() for name, tensor in content.state.tensors.items()}
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in content.state.tensors.items()}
     try:
-        header = {"eventful": json.dumps(about)}
+        description = json.dumps(about)
     except TypeError as error:
         raise SnapshotError(f"A policy holds what cannot be written down: {error}.") from None
+    header = {"eventful": description, "checksum": _checksum(description, tensors)}
     data: bytes = save_tensors(tensors, metadata=header)
     if path is not None:
         target = Path(path)
@@ -80,8 +86,6 @@ def read_snapshot(session: Session, source: str | Path | bytes) -> Snapshot:
 
 
 def _read(session: Session, about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Snapshot:
-    if about.get("format") != FORMAT:
-        raise SnapshotError(f"Snapshot format {about.get('format')}, this version reads {FORMAT}.")
     if about["rule"] != _rule(session):
         raise SnapshotError(
             "The snapshot was taken under another update rule. Convert the model with the config "
@@ -91,6 +95,7 @@ def _read(session: Session, about: dict[str, Any], tensors: dict[str, torch.Tens
         raise SnapshotError(
             "The snapshot belongs to a model with other weights. Load those into the model first."
         )
+    _check_settings(session, about["settings"])
     trunk = next(iter(session.trunks.values()))[0]
     device = next(trunk.parameters()).device
     state = StreamState(len(about["frames"]))
@@ -105,20 +110,67 @@ def _read(session: Session, about: dict[str, Any], tensors: dict[str, torch.Tens
     return Snapshot(state, policies, (tuple(shape), getattr(torch, dtype), device, autocast))
 
 
+def _check_settings(session: Session, taken: dict[str, str]) -> None:
+    """Raise if an attribute of a block is not as it was; versions of a library may add some."""
+    now = block_settings(session)
+    differ = [name for name in taken if name in now and now[name] != taken[name]]
+    if differ:
+        first = differ[0]
+        raise SnapshotError(
+            f"The snapshot was taken with {first} = {taken[first]}, the model has {now[first]} "
+            f"({len(differ)} such differences). Set the model as it was, or start a new stream."
+        )
+
+
 def _open(source: str | Path | bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The description and the tensors, if the checksum holds."""
     try:
-        if isinstance(source, bytes):
-            header = json.loads(source[8 : 8 + int.from_bytes(source[:8], "little")])
-            return json.loads(header["__metadata__"]["eventful"]), load_tensors(source)
-        with safe_open(str(source), framework="pt") as file:
-            about = json.loads((file.metadata() or {})["eventful"])
-            return about, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header, tensors = _read_file(source)
+        about = json.loads(header["eventful"])
+        _check_format(about["format"])
+        whole = header["checksum"] == _checksum(header["eventful"], tensors)
     except FileNotFoundError:
         raise SnapshotError(f"No snapshot at {source!r}.") from None
     except OSError as error:
         raise SnapshotError(f"The snapshot {source!r} cannot be read: {error}.") from None
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise SnapshotError(f"Not a snapshot of an eventful stream: {error}.") from None
+    if not whole:
+        raise SnapshotError(
+            "The snapshot is damaged: its checksum does not match its content. Use another "
+            "snapshot, or start a new stream: its first frame recomputes everything."
+        )
+    return about, tensors
+
+
+def _check_format(found: Any) -> None:
+    if found == FORMAT:
+        return
+    older = isinstance(found, int) and found < FORMAT
+    raise SnapshotError(
+        f"The snapshot has format {found}, of {'an older' if older else 'another'} version of "
+        f"eventful; this version reads format {FORMAT}. Start a new stream: its first frame "
+        "recomputes everything."
+    )
+
+
+def _read_file(source: str | Path | bytes) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    """The header's texts and the tensors."""
+    if isinstance(source, bytes):
+        header = json.loads(source[8 : 8 + int.from_bytes(source[:8], "little")])
+        return header["__metadata__"], load_tensors(source)
+    with safe_open(str(source), framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return file.metadata() or {}, tensors
+
+
+def _checksum(description: str, tensors: dict[str, torch.Tensor]) -> str:
+    """A digest of the description and of every tensor's name, shape, dtype and bytes."""
+    digest = hashlib.sha256(description.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\n{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _rule(session: Session) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,19 +11,32 @@ from torch import Tensor, nn
 
 from eventful.adapters.base import Session
 from eventful.errors import TrainingModeError, WeightsChangedError
+from eventful.watch import Settings, plain_settings
 
 _CHANGED = (
-    "The model's weights changed since the last frame: the stream's memory no longer fits them. "
+    "The model's {what} changed since the last frame: the stream's memory no longer fits. "
     "Call stream.reset() and go on: the next frame recomputes everything."
+)
+_REPLACED = (
+    "A module of the original model was added, removed or replaced after conversion, and the "
+    "converted model still runs the old one. Call eventful.convert again and start new streams, "
+    "or replace the module in the converted model instead."
+)
+_REORDERED = (
+    "Blocks of the converted model were replaced, added, removed or put in another order. Change "
+    "the original model (after eventful.restore if it was converted in place) and call "
+    "eventful.convert again."
 )
 
 
 class Census:
-    """The modules and parameters of a model as they are at one moment.
+    """The modules, parameters and settings of a model as they are at one moment.
 
     A change shows in a module or parameter object (assignment), a parameter's pointer
-    (replaced or moved data), its version counter (in-place writes) or the session's count of
-    loaded state dicts. Taken once and compared often, so it is kept as flat lists.
+    (replaced or moved data), its version counter (in-place writes), the session's count of
+    loaded state dicts, an attribute or buffer (see `Settings`), or a few elements of each weight
+    (writes that the version counter misses, see `Probe`). Taken once and compared often, so it is
+    kept as flat lists.
 
     Attributes:
         modules: every module, the model first.
@@ -33,6 +47,8 @@ class Census:
     def __init__(self, model: nn.Module, session: Session) -> None:
         self.modules = list(model.modules())
         trunks = {id(m) for trunk, _ in session.trunks.values() for m in trunk.modules()}
+        inside = [m for m in self.modules if id(m) in trunks]
+        outside = [m for m in self.modules if id(m) not in trunks]
         self.watched = [model, *(m for m in self.modules[1:] if id(m) in trunks)]
         self._session = session
         self._loads = session.loads
@@ -43,12 +59,21 @@ class Census:
             hooks for m in self.modules for hooks in (m._forward_hooks, m._forward_pre_hooks)
         ]
         self._contents: list[Tensor] | None = None
-        self._trunk = _Weights([m for m in self.modules if id(m) in trunks])
-        self._rest = _Weights([m for m in self.modules if id(m) not in trunks])
-        held = [
-            part for m in self.modules if id(m) in trunks for part in (m, *m._parameters.values())
-        ]
+        self._trunk, self._rest = _Weights(inside), _Weights(outside)
+        held = [part for m in inside for part in (m, *m._parameters.values())]
         self.structure = session.structure_of(held)
+        roots = [trunk for trunk, _ in session.trunks.values()]
+        self._settings = Settings(inside, session.volatile, fed=roots)
+        # Recorded work would go on with old values; on a CPU a new value is simply used.
+        recordable = self.device is not None and self.device.type != "cpu"
+        self._rest_settings = Settings([*outside, *roots] if recordable else [], session.volatile)
+        self._start_probe()
+
+    def _start_probe(self) -> None:
+        self._probe: Probe | None = None
+        self._values: list[Tensor] | None = None
+        if self.device is None or self.device.type == "cpu":  # elsewhere reading would wait
+            self._values = self.probe.values()
 
     @property
     def device(self) -> torch.device | None:
@@ -56,23 +81,71 @@ class Census:
         found = self._trunk.parameters
         return found[0].device if found else None
 
+    @property
+    def probe(self) -> Probe:
+        """A few elements of every weight and buffer of the trunks; made when first asked for."""
+        if self._probe is None:
+            self._probe = Probe([*self._trunk.parameters, *self._settings.tensors])
+        return self._probe
+
+    @property
+    def settings(self) -> list[Any]:
+        """Attributes of the trunks' modules."""
+        return self._settings.values
+
     def hooked(self) -> bool:
         """Whether some module has hooks, which recorded work would not run."""
         return any(self._hooks)
 
-    def same_state(self) -> bool:
-        """Whether memory computed with these weights still fits them."""
+    def difference(self) -> str | None:
+        """What memory computed with this model no longer fits; None if it still fits."""
+        if not self._same_weights():
+            return "weights"
+        if not self._settings.same():
+            names = {id(m): name for m, name in self._named()}
+            changed = sorted(f"{names[id(m)]}.{key}" for m, key in self._settings.changes())
+            return ", ".join(changed[:3]) + (" ..." if len(changed) > 3 else "")
+        if self._values is not None and self.probe.changed(self._values):
+            return "weights"
+        return None
+
+    def _named(self) -> list[tuple[nn.Module, str]]:
+        return [(m, name) for name, m in self.modules[0].named_modules()]
+
+    def _same_weights(self) -> bool:
         return (
             self._loads == self._session.loads
-            and [list(held.values()) for held in self._children] == self._kept_children
-            and not any(self._no_children)
+            and self.same_tree()
             and self._trunk.in_place()
             and self._trunk.unwritten()
         )
 
+    def same_tree(self) -> bool:
+        """Whether the modules are the same."""
+        return [list(held.values()) for held in self._children] == self._kept_children and not any(
+            self._no_children
+        )
+
+    def holds_old_memory(self) -> bool:
+        """Whether weights were replaced, so that the census alone keeps the old ones alive."""
+        return not self.same_tree() or not self._trunk.in_place()
+
     def same_places(self) -> bool:
-        """Whether every weight outside the trunks still lies where it lay."""
-        return self._rest.in_place()
+        """Whether what is outside the trunks is as it was, but for the values of its weights."""
+        return self._rest.in_place() and self._rest_settings.same()
+
+    def absorb(self) -> None:
+        """Stop watching attributes that the step just made has changed."""
+        if self._settings.absorb():
+            self._start_probe()  # some buffers may no longer be watched
+        self._rest_settings.absorb()
+
+    def moved_to(self, other: Census) -> bool:
+        """Whether `other` is the same model on another device, as far as the probes show."""
+        if self._values is None:
+            return True
+        there = [values.cpu() for values in other.probe.values()]
+        return len(there) == len(self._values) and all(map(torch.equal, there, self._values))
 
     def note_contents(self) -> None:
         """Note what the trunks' weights hold, once; a device is not waited for.
@@ -84,7 +157,7 @@ class Census:
             self._contents = self._trunk.norms()
 
     def agrees(self, other: Census) -> bool:
-        """Whether two censuses saw the same modules and weights."""
+        """Whether two censuses saw the same modules, weights and settings."""
         if self is other:
             return True
 
@@ -96,9 +169,14 @@ class Census:
                 *[(part.pointers, part.versions) for part in weights],
             ]
 
-        same = self._loads == other._loads and seen(self) == seen(other)
         contents = (self._contents or (), other._contents or ())
-        return same and all(map(torch.equal, *contents))  # of no more than both have noted
+        return (
+            self._loads == other._loads
+            and seen(self) == seen(other)
+            and self._settings.agrees(other._settings)
+            and self._rest_settings.agrees(other._rest_settings)
+            and all(map(torch.equal, *contents))  # of no more than both have noted
+        )
 
 
 class _Weights:
@@ -152,13 +230,84 @@ def check_mode(census: Census) -> None:
         )
 
 
+class Probe:
+    """A few elements of many tensors, read together.
+
+    Shows writes that leave no other trace, such as `p.data.mul_(2)`. The elements are views into
+    the tensors' memory: two runs, in the middle and at the end, because runs are several times
+    faster to gather than single elements far apart. Read as integers, so that
+    NaN equals itself.
+
+    A probe keeps the memory it looks at alive.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        seen: set[int] = set()
+        for tensor in tensors:
+            if id(tensor) in seen or not _readable(tensor):
+                continue
+            seen.add(id(tensor))
+            for piece in _pieces(tensor):
+                groups.setdefault((piece.device, piece.dtype), []).append(piece)
+        self._groups = list(groups.values())
+
+    def values(self) -> list[Tensor]:
+        """The elements as they are now, one tensor per device and width; never waits."""
+        return [torch.cat(pieces) for pieces in self._groups]
+
+    def changed(self, before: Sequence[Tensor]) -> bool:
+        """Whether they differ from what `values` returned before; waits for their devices."""
+        return not all(map(torch.equal, self.values(), before))
+
+    def difference(self, before: Sequence[Tensor]) -> list[Tensor]:
+        """For each tensor of `values`, whether it differs, as a bool tensor () on its device."""
+        now = self.values()
+        return [(one != two).any() for one, two in zip(now, before, strict=True)]
+
+
+_RUN = 4  # elements of each piece
+_CHANNELS = {4: torch.channels_last, 5: torch.channels_last_3d}
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _readable(tensor: Tensor) -> bool:
+    """Whether a tensor is plain memory that can be read as integers."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
+        and tensor.layout is torch.strided
+        and tensor.device.type != "meta"
+        and not tensor.is_quantized
+        and tensor.numel() > 0
+        and (tensor.element_size() in _BITS or tensor.is_complex())
+    )
+
+
+def _pieces(tensor: Tensor) -> list[Tensor]:
+    """Views of the middle and the end, as integers."""
+    held = tensor.detach()
+    if held.is_complex():
+        held = torch.view_as_real(held.resolve_conj())
+    order = _CHANNELS.get(held.dim(), torch.contiguous_format)
+    dense = held.is_contiguous() or held.is_contiguous(memory_format=order)
+    while not dense and held.dim() > 1:  # one row of what lies scattered
+        held = held.select(0, held.shape[0] // 2)
+    step, count = 1 if dense or held.dim() == 0 else held.stride(0), held.numel()
+    bits, start = held.view(_BITS[held.element_size()]), held.storage_offset()
+    if count <= 2 * _RUN:
+        return [bits.as_strided((count,), (step,), start)]
+    last = count - _RUN
+    return [bits.as_strided((_RUN,), (step,), start + step * at) for at in (last // 2, last)]
+
+
 class WeightGuard:
-    """Remembers the weights a stream's state was computed with."""
+    """Remembers the model a stream's state was computed with."""
 
     def __init__(self, model: nn.Module, session: Session) -> None:
         self._model = model
         self._session = session
         self._known: Census | None = None
+        self._replaced = False  # weights other than those the state was computed with
 
     @property
     def known(self) -> Census | None:
@@ -166,27 +315,49 @@ class WeightGuard:
         return self._known
 
     def forget(self) -> None:
-        """Accept any weights at the next step; not those of a state dict loaded since the last."""
-        if self._known is not None and self._known._loads != self._session.loads:
-            raise WeightsChangedError(_CHANGED)
+        """Accept weights on another device at the next step, with the same values as before."""
+        if self._replaced:
+            raise WeightsChangedError(_CHANGED.format(what="weights"))
+        if self._known is None:
+            return
+        if self._known._loads != self._session.loads or not self._known.moved_to(self._take()):
+            raise WeightsChangedError(_CHANGED.format(what="weights"))
         self._known = None
 
     def drop(self) -> None:
-        """Accept any weights at the next step."""
-        self._known = None
+        """Accept any model at the next step."""
+        self._known, self._replaced = None, False
 
     def check(self) -> Census:
-        """Raise if the trunks' weights are not the remembered ones; returns the census."""
+        """Raise if the trunks are not the remembered ones; returns the census."""
+        if self._session.original is not None and self._session.original.replaced():
+            raise WeightsChangedError(_REPLACED)
+        if self._replaced:
+            raise WeightsChangedError(_CHANGED.format(what="weights"))
         if self._known is None:
-            return Census(self._model, self._session)
-        if not self._known.same_state():
-            raise WeightsChangedError(_CHANGED)
+            return self._take()
+        what = self._known.difference()
+        if what is not None:
+            if self._known.holds_old_memory():
+                self._known, self._replaced = None, True
+            raise WeightsChangedError(_CHANGED.format(what=what))
         if not self._known.same_places():
-            return Census(self._model, self._session)
+            return self._take()
         return self._known
 
+    def _take(self) -> Census:
+        for name, (trunk, adapter) in self._session.trunks.items():
+            if [block for _, block in adapter.blocks(trunk)] != self._session.sequence[name]:
+                raise WeightsChangedError(_REORDERED)
+        census = Census(self._model, self._session)
+        if census.settings != self._session.settings:
+            self._session.settings = census.settings
+            self._session.revision += 1
+        return census
+
     def remember(self, census: Census) -> None:
-        """Take these weights as the ones the state was computed with."""
+        """Take this model as the one the state was computed with; called after a step."""
+        census.absorb()
         self._known = census
 
 
@@ -198,6 +369,17 @@ def fingerprint(session: Session) -> str:
             digest.update(f"{name}/{key}:{tuple(tensor.shape)}:{tensor.dtype}".encode())
             digest.update(_checksum(tensor))
     return digest.hexdigest()
+
+
+def block_settings(session: Session) -> dict[str, str]:
+    """Plain attributes of every converted block, such as the scaling of a LoRA, by full name."""
+    found: dict[str, str] = {}
+    for name, (trunk, _) in session.trunks.items():
+        for path in session.blocks[name]:
+            block = trunk.get_submodule(path.removeprefix(f"{name}.") if name else path)
+            settings = plain_settings(block, session.volatile)
+            found.update({f"{path}.{key}": value for key, value in settings.items()})
+    return found
 
 
 def _checksum(tensor: Tensor) -> bytes:

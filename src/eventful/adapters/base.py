@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -30,7 +31,12 @@ class Session:
         config: the update rule the model was converted with.
         trunks: the converted trunks: name in the model, trunk module, adapter.
         blocks: names of the converted blocks, by trunk name.
+        sequence: every block of a trunk in order, converted or not, by trunk name.
         loads: state dicts loaded into the trunks since conversion.
+        original: the tree that the model was cloned from; None if it was converted in place.
+        volatile: attributes, by module, that the model's own forward changes.
+        settings: attributes of the trunks as a stream last found them when it started.
+        revision: how often a stream found other settings than the one before.
         placed: instance attributes set on modules, with what they replaced, for `restore`.
         handles: hooks to be removed with them.
         residences: where steps on a device keep memory and recorded work, by kind of frame.
@@ -42,7 +48,14 @@ class Session:
     config: Config
     trunks: dict[str, tuple[nn.Module, Adapter]] = field(default_factory=dict)
     blocks: dict[str, list[str]] = field(default_factory=dict)
+    sequence: dict[str, list[nn.Module]] = field(default_factory=dict, repr=False)
     loads: int = 0
+    original: Any = field(default=None, repr=False)
+    volatile: WeakKeyDictionary[nn.Module, set[str]] = field(
+        default_factory=WeakKeyDictionary, repr=False
+    )
+    settings: list[Any] | None = field(default=None, repr=False)
+    revision: int = 0
     placed: list[tuple[nn.Module, str, dict[str, Any]]] = field(default_factory=list, repr=False)
     handles: list[Any] = field(default_factory=list, repr=False)
     residences: dict[Any, Any] = field(default_factory=dict, repr=False)
@@ -77,18 +90,22 @@ class Session:
         self.placed.append((module, attribute, before))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles of a model start outside any step."""
-        dropped: dict[str, Any] = {
+        """Copies and pickles of a model start outside any step, with weights of their own."""
+        left_out: dict[str, Any] = {
             "_running": None,
             "_counting": None,
+            "original": None,
+            "volatile": None,
+            "settings": None,
             "residences": {},
             "costs": {},
             "parts": [],
         }
-        return {**self.__dict__, **dropped}
+        return {**self.__dict__, **left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self.volatile = WeakKeyDictionary()
         self._running = threading.local()
         self._counting = threading.Lock()
 
