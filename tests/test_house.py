@@ -50,6 +50,7 @@ FLOORS = (
         "budget",
         "calls",
         "costs",
+        "exclusive",
         "fallback",
         "frames",
         "recording",

@@ -59,17 +59,35 @@ def test_no_token_is_older_than_max_age(gating, period):
     assert int(ages.max()) < period
 
 
-def test_refresh_counts_toward_r():
+def test_tokens_due_come_on_top_of_r():
+    """Two blocks, so the period is 6, and 3 or 4 of the 20 tokens are due in each frame."""
     _, masks = masks_of(
         Config(TopR(8), gating="frame", max_age=10), drifting_tokens(6, 1, 20, 16, share=0.5)
     )
-    assert masks[:, 1:].sum(-1).unique().tolist() == [8]
+    for t, mask in enumerate(masks[0, 1:], start=1):
+        due = torch.arange(20) % 6 == t % 6
+        assert mask[due].all()
+        assert mask[~due].sum() == 8
+
+
+def test_a_small_r_follows_a_change():
+    """More tokens are due in a frame than r, and there are more special ones."""
+    model = random_trunk((20, 25), special=3, depth=2)
+    clip = drifting_tokens(1, 1, 503, 16, share=0.0) * 4
+    changed = clip[0].clone()
+    changed[:, [77, 400]] += 5
+    clip[3] = changed
+    config = Config.fast(TopR(2), scene_cut=None, max_age=30)
+    _, masks = masks_of(config, clip, model)
+    assert masks[0, 3, [0, 1, 2, 77, 400]].all()
+    due = 503 // 20 + 1
+    assert 25 <= masks[0, 3].sum() <= due + 3 + 2
 
 
 @pytest.mark.parametrize("gating", RULES)
-def test_special_tokens_are_always_selected_and_count_toward_r(gating):
+def test_special_tokens_are_always_selected_on_top_of_r(gating):
     clip = drifting_tokens(5, 2, 22, 16, share=0.2)
-    for r, expected in ((1, 2), (6, 6), (99, 22)):
+    for r, expected in ((0, 2), (1, 3), (6, 8), (99, 22)):
         model = random_trunk((4, 5), special=2)
         _, masks = masks_of(RULES[gating](TopR(r), scene_cut=None), clip, model)
         assert masks[:, :, :2].all()
@@ -235,6 +253,7 @@ def test_previous_reference_forgets_slow_changes():
 
 
 class TestRecords:
+    @pytest.mark.real_clock
     def test_numbers(self):
         model = random_trunk((4, 5))
         stream = eventful.Stream(eventful.convert(model, Config.paper(TopR(5))))

@@ -10,8 +10,14 @@ from __future__ import annotations
 import enum
 import logging
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from eventful.costs import ENOUGH, Costs
+from torch import Tensor
+
+from eventful.adapters.base import Session
+from eventful.costs import ENOUGH, Costs, cost_key
+from eventful.layout import TokenLayout
 from eventful.step import Demand
 
 VARIABLE = "EVENTFUL_FALLBACK"
@@ -26,6 +32,19 @@ _log = logging.getLogger("eventful.fallback")
 def enabled() -> bool:
     """Whether streams may fall back on dense steps: not if EVENTFUL_FALLBACK is 0."""
     return os.environ.get(VARIABLE, "1") not in ("0", "false", "no")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What the time of a step says about costs.
+
+    Attributes:
+        demand: what decided between dense and eventful; None where nothing was decided.
+        dense: everything was recomputed.
+    """
+
+    demand: Demand | None
+    dense: bool
 
 
 class _State(enum.Enum):
@@ -62,6 +81,22 @@ class Fallback:
         self._enter(_State.COMPARING, demand)
         return self._take_turn(demand)
 
+    def note(self, timing: Timing, read: Callable[[], float], *, first: bool, later: bool) -> None:
+        """Learn from the time of a step.
+
+        Args:
+            read: gives its milliseconds.
+            first: of the stream, which takes longer than others.
+            later: the step is still in flight on a device.
+        """
+        if first:
+            if timing.dense and not later:
+                self.costs.note_first(read())
+        elif timing.dense or timing.demand is not None:
+            updated = 0 if timing.demand is None else timing.demand.updated
+            queued = 2 if later else 0
+            self.costs.note_later(updated, read, dense=timing.dense, queued=queued)
+
     def _take_turn(self, demand: Demand) -> bool:
         """Dense first, then in turn, until both were timed often enough."""
         if self.costs.share(demand.updated) <= self.costs.share(self._compared) - _NEAR:
@@ -84,3 +119,28 @@ class Fallback:
                 self._state.value, state.value, demand.wanted, self.costs.break_even,
             )  # fmt: skip
         self._state = state
+
+
+class Fallbacks:
+    """The decisions of one `Stream` or `StreamBatch`, apart for each number of frames in a call."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._made: dict[int, Fallback] = {}
+
+    def of(self, frame: Tensor, layouts: dict[str, TokenLayout]) -> Fallback | None:
+        """What decides for frames like these; None where a stream never falls back."""
+        config, costs = self._session.config, self._session.costs
+        if not config.fallback or config.deterministic or len(layouts) != 1 or not enabled():
+            return None
+        batch, (layout,) = frame.shape[0], layouts.values()
+        if batch not in self._made:
+            key = cost_key(self._session, frame, batch, layout.tokens)
+            if key not in costs:
+                costs[key] = Costs(key, layout.tokens)
+            self._made[batch] = Fallback(costs[key])
+        return self._made[batch]
+
+    def clear(self) -> None:
+        """Start over, e.g. for frames of another size; what steps cost stays known."""
+        self._made.clear()

@@ -15,7 +15,7 @@ from eventful.advice import judge_frame
 from eventful.calls import Call
 from eventful.config import Config, policies_set
 from eventful.conversion import find_session, plain_attention
-from eventful.costs import Costs, cost_key, start_clock
+from eventful.costs import start_clock
 from eventful.errors import (
     ConcurrentUseError,
     ConfigError,
@@ -25,7 +25,8 @@ from eventful.errors import (
     StreamClosedError,
     UnsupportedError,
 )
-from eventful.fallback import Fallback, enabled
+from eventful.exclusive import Exclusive
+from eventful.fallback import Fallbacks, Timing
 from eventful.frames import (
     Signature,
     batched,
@@ -41,34 +42,9 @@ from eventful.policies import Policy
 from eventful.slots import SlotState
 from eventful.state import StreamState
 from eventful.step import FlushRequired, Step, StepRecord
-from eventful.tenancy import Check, Tenancy, Timing
+from eventful.tenancy import Check, Tenancy
 from eventful.weights import Census, WeightGuard, check_mode
 from eventful.wrappers import checked_model, refuse_wrappers
-
-
-class _Alone:
-    """Holds a stream's lock, and leaves inference mode, for the length of a block."""
-
-    __slots__ = ("_lock", "_mode")
-
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock
-        self._mode: Any = None
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise ConcurrentUseError(
-                "This stream is being stepped by another thread. A stream is one video in order: "
-                "give each thread its own Stream (they can share the model), or use a StreamBatch."
-            )
-        if torch.is_inference_mode_enabled():  # or the state could only ever be written inside it
-            self._mode = torch.inference_mode(False)
-            self._mode.__enter__()
-
-    def __exit__(self, *raised: Any) -> None:
-        if self._mode is not None:
-            self._mode.__exit__(*raised)
-        self._lock.release()
 
 
 class Stepper:
@@ -94,7 +70,7 @@ class Stepper:
         self._signature: Signature | None = None
         self._weights = WeightGuard(model, session)
         self._constants: dict[Any, Any] = {}
-        self._fallbacks: dict[int, Fallback] = {}  # by number of frames
+        self._fallbacks = Fallbacks(session)
         self._structure: int | None = None  # of the census the step runs under
         self._described: Tensor | None = None  # the frame being stepped, for messages
         self._steps = 0
@@ -217,11 +193,11 @@ class Stepper:
         self._settle()
         return self._state.move_out() if isinstance(self._state, SlotState) else self._state
 
-    def _alone(self, *, closing: bool = False) -> _Alone:
+    def _alone(self, *, closing: bool = False) -> Exclusive:
         """One thread at a time, and out of inference mode."""
         if self._closed and not closing:
             raise StreamClosedError("This stream was closed; make another one from the model.")
-        return _Alone(self._busy)
+        return Exclusive(self._busy)
 
     def _run(self, rows: Sequence[int], policies: Sequence[Policy | None], call: Call) -> Any:
         """Step the streams in `rows`; on any exception the state is as it was."""
@@ -305,7 +281,7 @@ class Stepper:
         state = self._state.take(rows)
         assert isinstance(state, SlotState)
         layouts = self._layouts(call.frame)
-        fallback = self._fallback_of(call.frame, layouts)
+        fallback = self._fallbacks.of(call.frame, layouts)
         clock = start_clock(call.frame.device)
         try:
             result, record, timing = tenancy.step(
@@ -319,7 +295,7 @@ class Stepper:
         self._state.put(rows, state)
         read = clock()
         if fallback is not None and timing is not None:
-            self._note(fallback.costs, timing, read, later=call.frame.is_cuda)
+            fallback.note(timing, read, first=self._signature is None, later=call.frame.is_cuda)
 
         def timed() -> StepRecord:
             made = record()
@@ -379,7 +355,7 @@ class Stepper:
     ) -> tuple[Any, StepRecord]:
         flushing = [everything or frames < 0 for frames in state.frames]
         layouts = self._layouts(call.frame)
-        fallback = self._fallback_of(call.frame, layouts)
+        fallback = self._fallbacks.of(call.frame, layouts)
         step = Step(
             self.config, state, policies, flushing, layouts, self.maps,
             dense_if=None if fallback is None else fallback.decide,
@@ -399,37 +375,9 @@ class Stepper:
         step.record.clock = clock()
         if fallback is not None and step.flush_any == step.flush_all:
             timing = Timing(step.demand, step.flush_all)
-            self._note(fallback.costs, timing, step.record.clock, later=False)
+            first = self._signature is None
+            fallback.note(timing, step.record.clock, first=first, later=False)
         return result, step.record
-
-    def _fallback_of(self, frame: Tensor, layouts: dict[str, TokenLayout]) -> Fallback | None:
-        """What decides between dense and eventful steps; None where a stream does not fall back."""
-        config = self.config
-        if not config.fallback or config.deterministic or len(layouts) != 1 or not enabled():
-            return None
-        batch, (layout,) = frame.shape[0], layouts.values()
-        if batch not in self._fallbacks:
-            key = cost_key(self._session, frame, batch, layout.tokens)
-            costs = self._session.costs
-            if key not in costs:
-                costs[key] = Costs(key, layout.tokens)
-            self._fallbacks[batch] = Fallback(costs[key])
-        return self._fallbacks[batch]
-
-    def _note(
-        self, costs: Costs, timing: Timing, read: Callable[[], float], *, later: bool
-    ) -> None:
-        """Learn from the time of a step; the first of a stream takes longer than the others.
-
-        Args:
-            later: the step is still in flight on a device.
-        """
-        if self._signature is None:
-            if timing.dense and not later:
-                costs.note_first(read())
-        elif timing.dense or timing.demand is not None:
-            updated = 0 if timing.demand is None else timing.demand.updated
-            costs.note_later(updated, read, dense=timing.dense, queued=2 if later else 0)
 
     def _launch(self, step: Step, forward: Callable[[], Any]) -> Any:
         """Run a forward call as a step."""

@@ -12,7 +12,7 @@ import torch
 from eventful.calls import Call
 from eventful.costs import ENOUGH, start_clock
 from eventful.errors import NonFiniteError
-from eventful.fallback import Fallback
+from eventful.fallback import Fallback, Timing
 from eventful.layout import TokenLayout
 from eventful.passes import split_flushes
 from eventful.policies import Dials, Policy, dials_of
@@ -63,19 +63,6 @@ class _Pass:
     demand: Demand | None = None
     replayed: bool = False
     whole: bool | None = None
-
-
-@dataclass(frozen=True)
-class Timing:
-    """What the time of a step says about costs.
-
-    Attributes:
-        demand: see `_Pass`.
-        dense: everything was recomputed.
-    """
-
-    demand: Demand | None
-    dense: bool
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Container, Iterator, MutableMapping, Sequence
 from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, is_, itemgetter, methodcaller
 from typing import Any
 from weakref import ref
 
@@ -229,6 +229,7 @@ def plain_settings(module: nn.Module, volatile: Volatile) -> dict[str, str]:
     }
 
 
+_values_of = methodcaller("values")  # scripted modules have no dict
 _modules_of = attrgetter("_modules")
 
 
@@ -261,7 +262,7 @@ class Original:
         if list(map(len, held)) != self._counts:
             return True
         modules.append(None)  # what a place of -1 stands for
-        return list(chain.from_iterable(map(dict.values, held))) != [
+        return list(chain.from_iterable(map(_values_of, held))) != [
             modules[at] for at in self._children
         ]
 
