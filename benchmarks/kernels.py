@@ -54,7 +54,7 @@ def kernels(
     selected, hidden, weight = make(batch, count, width), make(batch, count, 4 * width), make(width)
     slots = torch.arange(batch, device="cuda")
     error = torch.rand(batch, tokens, device="cuda")
-    report = torch.zeros(batch, 3, dtype=torch.int32, device="cuda")
+    report = torch.zeros(batch, ops.REPORT, dtype=torch.int32, device="cuda")
     cap = torch.full((batch,), count, device="cuda")
     rule = ops.PickRule(torch.zeros(batch, device="cuda"), cap, slots=slots)
     picked = ops.pick(error, rule, count, report)

@@ -89,7 +89,7 @@ def test_pick(backend, tokens, width, forced, seed, poison):
     error[2, tokens // 2] = torch.nan
     scene = [make(6, seed=seed).abs() for _ in range(2)]
     scene[0][2] = scene[1][2] = torch.nan
-    report = [torch.zeros(4, 3, dtype=torch.int32, device=DEVICE) for _ in range(2)]
+    report = [torch.zeros(4, ops.REPORT, dtype=torch.int32, device=DEVICE) for _ in range(2)]
     slots = torch.tensor([4, 2, 0, 5], device=DEVICE)
     found = []
     for name, level, told in zip(("reference", backend), scene, report, strict=True):
@@ -107,12 +107,12 @@ def test_pick(backend, tokens, width, forced, seed, poison):
 def test_pick_takes_the_largest_and_counts_what_waits(backend):
     error = torch.tensor([[5.0, 1.0, 4.0, 3.0, 2.0, 0.5]], device=DEVICE)
     rule = ops.PickRule(torch.tensor([1.5], device=DEVICE), torch.tensor([6], device=DEVICE))
-    report = torch.zeros(1, 3, dtype=torch.int32, device=DEVICE)
+    report = torch.zeros(1, ops.REPORT, dtype=torch.int32, device=DEVICE)
     with eventful.use_backend(backend):
         picked = ops.pick(error, rule, 2, report)
     assert picked.index.tolist() == [[0, 2]]
     assert picked.places.tolist() == [[0, -1, 1, -1, -1, -1]]
-    assert report.tolist() == [[4, 1, 0]]
+    assert report.tolist() == [[4, 1, 0, 4]]
 
 
 @backends("write_rows_")

@@ -92,9 +92,17 @@ class TestBreakEven:
         assert not made.beyond(200, 200)
 
     def test_without_any_dense_time_half_of_the_tokens_are_in_doubt(self):
-        made = costs_of([], {200: 4.0})
+        made = costs_of([], {800: 4.0})
         assert not made.beyond(N // 2, N // 2)
         assert made.beyond(N // 2 + 1, N // 2 + 1)
+        assert not made.beyond(N, N)  # no step like that was timed yet
+
+    def test_a_clock_that_stands_still_says_nothing(self):
+        made = costs_of([0.0], {800: 0.0, 1600: 0.0})
+        made.note_first(0.0)
+        assert not made.dense_known
+        assert not made.compared(800)
+        assert not made.beyond(N, N)
 
     def test_steps_in_flight_are_read_later(self):
         made, read = Costs("k", N), []

@@ -249,17 +249,17 @@ class TestFallsBack:
     """Code that is not the library's own may depend on more than weights and sizes."""
 
     def test_a_subclass_that_resizes_its_own_way(self, steps):
-        class Scaling(zoo_timm.vit.VisionTransformer):
-            scale = 1.0
+        scale = [1.0]
 
+        class Scaling(zoo_timm.vit.VisionTransformer):
             def _pos_embed(self, x):
-                return super()._pos_embed(x) * self.scale
+                return super()._pos_embed(x) * scale[0]
 
         torch.manual_seed(3)
         model = zoo_timm.spread(Scaling(**zoo_timm.TINY, **DYNAMIC, patch_size=8, global_pool=""))
         stream = Stream(eventful.convert(model, Config.fast(TopR(10_000), fallback=False)))
         for frame in moving_square(3, (40, 24)):
-            stream.model.scale = model.scale = model.scale * 2
+            scale[0] *= 2
             with torch.no_grad():
                 close(stream(frame), model(frame))
 

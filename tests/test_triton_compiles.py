@@ -94,7 +94,7 @@ def test_pick(compiled, form):
     if form == "scene":
         more |= {"scene": torch.zeros(1), "cut": (4.0, 0.5, 0.9), "slots": SLOTS}
         more |= {"period": 59, "turn": COUNT, "prefix": 1}
-    report = torch.zeros(1, 3, dtype=torch.int32)
+    report = torch.zeros(1, ops.REPORT, dtype=torch.int32)
     gates.pick(torch.zeros(1, 4097), ops.PickRule(torch.zeros(1), COUNT, **more), 512, report)
     assert compiled == ["_pick"]
 

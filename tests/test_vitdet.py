@@ -178,7 +178,8 @@ def test_updating_every_token_is_dense(preset: str) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_detector_runs_in_a_stream(preset: str) -> None:
     model = tiny()
-    converted = eventful.convert(model, eventful.Config.preset(preset, eventful.TopR(9)))
+    config = eventful.Config.preset(preset, eventful.TopR(9), max_age=None)
+    converted = eventful.convert(model, config)
     stream = eventful.Stream(converted)
     place = Placement((48, 60), (77, 96))
     for frame in moving_square(3, (96, 96)):
@@ -198,7 +199,8 @@ def test_detector_runs_in_a_stream(preset: str) -> None:
 def test_the_budget_of_a_detector_changes_between_frames(preset: str) -> None:
     """A small one first, then every token: from there on the boxes are those of the dense model."""
     model = tiny(cascade=True)
-    converted = eventful.convert(model, eventful.Config.preset(preset, eventful.TopR(4)))
+    config = eventful.Config.preset(preset, eventful.TopR(4), max_age=None)
+    converted = eventful.convert(model, config)
     stream = eventful.Stream(converted)
     updated = []
     for number, frame in enumerate(moving_square(6, (96, 96))):

@@ -98,7 +98,8 @@ def test_updating_every_token_is_dense(preset: str) -> None:
 def test_steps_cost_less_and_a_still_view_changes_nothing(preset: str) -> None:
     model, video = tiny(), view()
     still = video[:, :, :2].repeat(1, 1, 4, 1, 1)
-    spatial = eventful.convert(model.spatial, eventful.Config.preset(preset, eventful.TopR(4)))
+    config = eventful.Config.preset(preset, eventful.TopR(4), protect=False, max_age=None)
+    spatial = eventful.convert(model.spatial, config)
     stream = eventful.Stream(spatial)
     moved = spatial_vectors(stream, video)
     assert set(stream.last.updated.values()) == {4.0}

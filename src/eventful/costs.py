@@ -131,10 +131,12 @@ class Costs:
         if self._dense:
             limit = self.break_even if wanted == updated else self.expected_break_even
             return wanted > limit * share
+        times = self._steps.get(self.share(updated), ())
+        if len(times) < ENOUGH:
+            return False
         if self._first is None:
             return wanted > self._tokens // 2 * share
-        times = self._steps.get(self.share(updated), ())
-        return len(times) >= ENOUGH and min(times) * _WARM_UP > self._first
+        return min(times) * _WARM_UP > self._first
 
     def share(self, count: int) -> int:
         """The class of steps that update `count` tokens."""
@@ -151,6 +153,8 @@ class Costs:
 
     def note(self, count: int, ms: float, *, dense: bool) -> None:
         """Take in the time of one step for `count` tokens, or of a dense one."""
+        if not ms > 0:  # the clock stood still
+            return
         if dense:
             self._dense.append(ms)
         else:
@@ -161,7 +165,8 @@ class Costs:
 
     def note_first(self, ms: float) -> None:
         """Take in the time of a stream's first frame: a dense step and its warm-up."""
-        self._first = ms if self._first is None else min(self._first, ms)
+        if ms > 0:
+            self._first = ms if self._first is None else min(self._first, ms)
 
     def note_later(
         self, count: int, clock: Callable[[], float], *, dense: bool, queued: int = 2

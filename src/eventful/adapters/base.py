@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
 
@@ -68,9 +68,11 @@ class Session:
     def structure_of(self, parts: list[Any]) -> int:
         """A number for these modules and parameters; others never have the same."""
         with self._counting:
-            known = self.parts
+            known = [None if get is None else get() for get in self.parts]
             if len(parts) != len(known) or any(map(operator.is_not, parts, known)):
-                self.parts, self.structure = parts, self.structure + 1
+                # Weakly, or weights that were replaced would stay in memory.
+                self.parts = [None if part is None else ref(part) for part in parts]
+                self.structure += 1
             return self.structure
 
     @property
