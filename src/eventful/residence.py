@@ -39,7 +39,7 @@ from eventful.recording import (
 )
 from eventful.slots import SlotPool, SlotState
 from eventful.step import Resident, Step
-from eventful.weights import Census
+from eventful.weights import Census, Probe
 from eventful.work import HostPlaces, Outcome, Work, counts_in, mark, places_for, record_of
 
 Launch = Callable[[Step, Callable[[], Any]], Any]  # runs a forward call as a step
@@ -100,6 +100,8 @@ class Residence:
         self._works: OrderedDict[Hashable, Work] = OrderedDict()
         self._generation = 0
         self._seen: list[Census] = []  # of streams whose weights are those in use
+        self._probe = Probe([])  # of these weights, and what it read of them
+        self._contents: list[Tensor] = []
         self._memory: Any = None
         self._side: Any = None
         self._last_stream: Any = None
@@ -113,7 +115,15 @@ class Residence:
             self._seen.clear()
             self.constants.clear()
             self._drop_works()
+            self._probe = Probe(census.parameters)
+            self._contents = self._probe.values()
         self._seen = [census, *self._seen[:63]]
+
+    def _probe_weights(self, report: Tensor) -> None:
+        """Report whether weights were written to past torch's version counters."""
+        found = self._probe.difference(self._contents)
+        if found:
+            report[:, 4] = torch.stack(found).any()
 
     @property
     def idle(self) -> bool:
@@ -126,6 +136,7 @@ class Residence:
             torch.cuda.synchronize()  # recorded work may still be running
         self._drop_works()
         self._seen.clear()
+        self._probe, self._contents = Probe([]), []
         self.constants.clear()
         self.pool.close()
 
@@ -247,6 +258,10 @@ class Residence:
 
         told: list[Any] = []
 
+        def gated() -> None:
+            self._probe_weights(work.report)
+            tell()
+
         def tell() -> None:
             host.report.copy_(work.report, non_blocking=True)
             told.append(mark(cuda))
@@ -271,7 +286,7 @@ class Residence:
                 )
         step = fresh()
         assert step.resident is not None
-        step.resident.gated = tell
+        step.resident.gated = gated
         with waits(cuda and work.asks is None) as found:
             result = launch(step, lambda: start(step))
         if work.asks is None and (not found or work.uses > 1):  # at first it may be a compiler
@@ -312,7 +327,12 @@ class Residence:
         self._side = self._side or torch.cuda.Stream(device)
         tape = Tape(device, self._memory, self._side)
         assert step.resident is not None
-        step.resident.gated = tape.switch
+
+        def gated() -> None:
+            self._probe_weights(work.report)
+            tape.switch()
+
+        step.resident.gated = gated
 
         def begin() -> None:
             tape.begin()

@@ -11,7 +11,7 @@ import torch
 
 from eventful.calls import Call
 from eventful.costs import ENOUGH, start_clock
-from eventful.errors import NonFiniteError
+from eventful.errors import NonFiniteError, WeightsChangedError
 from eventful.fallback import Fallback, Timing
 from eventful.layout import TokenLayout
 from eventful.passes import split_flushes
@@ -21,6 +21,7 @@ from eventful.resident import UNCOUNTED
 from eventful.slots import SlotState
 from eventful.state import StreamState
 from eventful.step import Demand, FlushRequired, StepRecord
+from eventful.weights import CHANGED
 from eventful.work import HostPlaces, Outcome
 
 Check = Literal["async", "sync"]
@@ -120,6 +121,8 @@ class Tenancy:
             _wait(ticket.outcome.told)
         if last:  # steps come in order, so the one before the last is done
             self._check_sound(before, state)
+        if any(row[4] > 0 for ticket in last for row in ticket.outcome.report.tolist()):
+            raise WeightsChangedError(CHANGED.format(what="weights"))
         bad = [slot for ticket in last for slot in self._read(ticket, state)]
         if bad:
             self._before = []
@@ -133,7 +136,7 @@ class Tenancy:
     def _read(self, ticket: _Ticket, state: SlotState) -> list[int]:
         """Take in a report; returns the slots whose frame was not finite."""
         bad = []
-        for slot, frames, (wanted, finite, cut, passed) in zip(
+        for slot, frames, (wanted, finite, cut, passed, _) in zip(
             ticket.slots, ticket.frames, ticket.outcome.report.tolist(), strict=True
         ):
             if slot not in state.rows:

@@ -13,7 +13,7 @@ from eventful.adapters.base import Session
 from eventful.errors import TrainingModeError, WeightsChangedError
 from eventful.watch import Settings, plain_settings
 
-_CHANGED = (
+CHANGED = (
     "The model's {what} changed since the last frame: the stream's memory no longer fits. "
     "Call stream.reset() and go on: the next frame recomputes everything."
 )
@@ -87,6 +87,11 @@ class Census:
         if self._probe is None:
             self._probe = Probe([*self._trunk.parameters, *self._settings.tensors])
         return self._probe
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Of the trunks."""
+        return self._trunk.parameters
 
     @property
     def settings(self) -> list[Any]:
@@ -317,11 +322,11 @@ class WeightGuard:
     def forget(self) -> None:
         """Accept weights on another device at the next step, with the same values as before."""
         if self._replaced:
-            raise WeightsChangedError(_CHANGED.format(what="weights"))
+            raise WeightsChangedError(CHANGED.format(what="weights"))
         if self._known is None:
             return
         if self._known._loads != self._session.loads or not self._known.moved_to(self._take()):
-            raise WeightsChangedError(_CHANGED.format(what="weights"))
+            raise WeightsChangedError(CHANGED.format(what="weights"))
         self._known = None
 
     def drop(self) -> None:
@@ -333,14 +338,14 @@ class WeightGuard:
         if self._session.original is not None and self._session.original.replaced():
             raise WeightsChangedError(_REPLACED)
         if self._replaced:
-            raise WeightsChangedError(_CHANGED.format(what="weights"))
+            raise WeightsChangedError(CHANGED.format(what="weights"))
         if self._known is None:
             return self._take()
         what = self._known.difference()
         if what is not None:
             if self._known.holds_old_memory():
                 self._known, self._replaced = None, True
-            raise WeightsChangedError(_CHANGED.format(what=what))
+            raise WeightsChangedError(CHANGED.format(what=what))
         if not self._known.same_places():
             return self._take()
         return self._known

@@ -10,7 +10,7 @@ from torch import Tensor
 from eventful.ops.reference.rows import held
 
 SAMPLE = 512  # tokens that stand for all where a level is measured
-REPORT = 4  # columns of a report, see `pick`
+REPORT = 5  # columns of a report, see `pick`
 
 
 def sample(tokens: Tensor) -> Tensor:
@@ -128,7 +128,8 @@ def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
         width: M.
         report: (B, REPORT) int32, written. Column 0: tokens that wanted to pass the leading gate,
             before the cap. 1: whether all errors were finite. 2: whether the scene was cut.
-            3: tokens that the cap let pass, the most at any gate of the step.
+            3: tokens that the cap let pass, the most at any gate of the step. 4 is not `pick`'s:
+            whether the weights were written to.
     """
     batch, tokens = error.shape
     forced = rule.forced(tokens)
