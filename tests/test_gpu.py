@@ -46,6 +46,7 @@ def test_all_tokens_is_dense(entry, preset):
         assert_near(got, expected)
 
 
+@pytest.mark.real_clock
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("policy", [TopFraction(0.3), NoiseThreshold()], ids=["top", "noise"])
 def test_a_stream_moves_from_the_cpu_to_the_device(entry, preset, policy):

@@ -144,6 +144,11 @@ class Residence:
         self._works.clear()
         self._memory = None  # a memory pool ends with the last of its graphs
 
+    def _let_go_of_pool(self) -> None:
+        """A memory pool ends with the last of its graphs; the next one needs another."""
+        if all(work.tape is None for work in self._works.values()):
+            self._memory = None
+
     def _work(self, key: Hashable, frame: Tensor, batch: int) -> Work:
         """The work of one shape of step; the one not used for longest makes room."""
         if key not in self._works:
@@ -151,6 +156,7 @@ class Residence:
                 if frame.is_cuda:
                     torch.cuda.synchronize(frame.device)  # it may still be running
                 self._works.popitem(last=False)
+                self._let_go_of_pool()
             self._works[key] = places_for(frame, batch)
         self._works.move_to_end(key)
         return self._works[key]
@@ -364,6 +370,7 @@ class Residence:
         except BaseException as error:
             tape.abandon()
             work.blocks = None
+            self._let_go_of_pool()
             if not isinstance(error, Exception):
                 raise
             if not work.asks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -209,10 +210,12 @@ def split_tiles(
     rows = 64 if queries > 16 else 16
     if splits is None:
         programs = triton.cdiv(queries, rows) * pairs
-        wanted = max(1, min(round(3 * _multiprocessors(device) / programs), tiles, 16))
+        wanted = max(1.0, min(3 * _multiprocessors(device) / programs, tiles, 16.0))
+        # Every number of splits is a kernel to compile, so that they are about powers of two.
+        power = 2 ** round(math.log2(wanted))
         # Splits of equal length need no masks: take the nearest number that divides the tiles.
-        near = [n for n in range(max(1, wanted - 1), min(wanted + 2, tiles + 1)) if tiles % n == 0]
-        splits = min(near, key=lambda n: abs(n - wanted), default=wanted)
+        near = [n for n in range(max(1, power - 1), min(power + 2, tiles + 1)) if tiles % n == 0]
+        splits = min(near, key=lambda n: abs(n - power), default=min(power, tiles))
     each = triton.cdiv(tiles, splits)
     splits = triton.cdiv(tiles, each)
     return rows, Plan(splits, each, full and tiles == splits * each)
