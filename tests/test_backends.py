@@ -112,7 +112,36 @@ def test_pick_takes_the_largest_and_counts_what_waits(backend):
         picked = ops.pick(error, rule, 2, report)
     assert picked.index.tolist() == [[0, 2]]
     assert picked.places.tolist() == [[0, -1, 1, -1, -1, -1]]
-    assert report.tolist() == [[4, 1, 0, 4]]
+    assert report.tolist() == [[4, 1, 0, 4, 0]]
+
+
+@backends("pick", independent=True)
+def test_special_and_due_tokens_come_on_top_of_the_cap(backend):
+    """One special token, one due (5 of period 5), and the two largest of the others above 1.5."""
+    error = torch.tensor([[0.1, 2.0, 4.0, 3.0, 2.5, 0.2, 0.5]], device=DEVICE)
+    cap, turn = torch.tensor([2], device=DEVICE), torch.tensor([10], device=DEVICE)
+    rule = ops.PickRule(
+        torch.tensor([1.5], device=DEVICE), cap, prefix=1, period=5, turn=turn
+    )  # 0 is both special and due
+    report = torch.zeros(1, ops.REPORT, dtype=torch.int32, device=DEVICE)
+    with eventful.use_backend(backend):
+        picked = ops.pick(error, rule, 6, report)
+    assert picked.count.tolist() == [4]
+    assert picked.index[0, :4].tolist() == [0, 5, 2, 3]
+    assert report.tolist() == [[6, 1, 0, 4, 0]]  # two more wanted to pass than the cap let
+
+
+@backends("pick", independent=True)
+def test_without_a_level_no_more_want_to_pass_than_may(backend):
+    error = torch.tensor([[0.1, 2.0, 4.0, 3.0, 2.5, 0.2, 0.5]], device=DEVICE)
+    rule = ops.PickRule(
+        torch.tensor([-torch.inf], device=DEVICE), torch.tensor([3], device=DEVICE), prefix=1
+    )
+    report = torch.zeros(1, ops.REPORT, dtype=torch.int32, device=DEVICE)
+    with eventful.use_backend(backend):
+        picked = ops.pick(error, rule, 6, report)
+    assert picked.index[0, :4].tolist() == [0, 2, 3, 4]
+    assert report.tolist() == [[4, 1, 0, 4, 0]]
 
 
 @backends("write_rows_")

@@ -49,12 +49,19 @@ class GlobalAttention:
             )
         return cls(step, spec, layout, selection, keys, relative)
 
-    def selected_queries(self, q: Tensor) -> Tensor:
-        """Rows of the selected queries (B, M, H*d) over all buffered keys and values."""
+    def selected_queries(self, q: Tensor, fresh: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Rows of the selected queries (B, M, H*d) over all buffered keys and values.
+
+        Args:
+            fresh: keys and values of all tokens, where they were just computed: without slots to
+                look up, a stock kernel can serve them.
+        """
         heads = self.heads(q)
         parts = None if self.relative is None else self.relative.logits(heads, self.selection.index)
         slots = None
-        if self.step.config.pool == 1:
+        if fresh is not None:
+            k, v = fresh
+        elif self.step.config.pool == 1:
             k, slots = self.step.state.held(self.spec.slot("key"))
             v, _ = self.step.state.held(self.spec.slot("value"))
         else:

@@ -103,7 +103,8 @@ def _whole(
         work = {"keys": chosen.counts, "windows": touched}
     else:
         attention = GlobalAttention.of(step, spec, chosen)
-        attended = attention.selected_queries(q)
+        fresh = (k, v) if step.resident is not None and chosen.is_everything else None
+        attended = attention.selected_queries(q, fresh)
         work = {"keys": attention.keys.counts}
     y, normed = _add_norm(tokens, spec.project(attended), spec.project_scale, spec.norm2)
     count = chosen.counts

@@ -270,14 +270,14 @@ class Residence:
 
         def tell() -> None:
             host.report.copy_(work.report, non_blocking=True)
-            told.append(mark(cuda))
+            told.append(mark(self._last_stream))
 
         recordable = cuda and capture and work.uses > 1 and not work.refused
         if recordable and work.tape is None and work.asks is not None:
             self._record(work, call, fresh(), launch, unpack)
         if recordable and work.tape is not None:
             try:
-                result = self._replay(work, call, fresh(), launch, host, tell)
+                result = self._replay(work, call, fresh, launch, host, tell)
             except Unlike:
                 work.refused, work.tape, work.blocks = True, None, None
             else:
@@ -305,20 +305,25 @@ class Residence:
         )  # fmt: skip
 
     def _replay(
-        self, work: Work, call: Call, step: Step, launch: Launch, host: HostPlaces,
-        tell: Callable[[], None],
+        self, work: Work, call: Call, fresh: Callable[[], Step], launch: Launch,
+        host: HostPlaces, tell: Callable[[], None],
     ) -> Any:  # fmt: skip
-        """Launch recorded work; of a model that runs around it, `step` is the step."""
+        """Launch recorded work, inside a step of the model that runs around it if one does."""
 
         def play() -> None:
             assert work.tape is not None
-            assert work.record is not None
             work.tape.play(tell)
             host.sound.copy_(work.sound, non_blocking=True)
-            step.record.gates, step.record.blocks = work.record.gates, work.record.blocks
 
         if work.blocks is not None:
-            step.track = Replay(work.blocks, play)
+            step = fresh()
+
+            def play_in_step() -> None:
+                play()
+                assert work.record is not None
+                step.record.gates, step.record.blocks = work.record.gates, work.record.blocks
+
+            step.track = Replay(work.blocks, play_in_step)
             return launch(step, call.run)
         work.frame.copy_(call.frame, non_blocking=True)
         play()

@@ -219,7 +219,8 @@ class Stepper:
         if recorded:
             self._check_late(rows)
         self._signature = signature
-        self._weights.remember(census)
+        replayed = isinstance(self._state, SlotState) and self._tenancy_of(call.frame).replayed
+        self._weights.remember(census, ran=not replayed)
         self._last = record
         self._steps += 1
         if self._tenancy is not None and isinstance(self._state, SlotState):
@@ -227,12 +228,13 @@ class Stepper:
         return result
 
     def _check_late(self, rows: Sequence[int]) -> None:
-        """What a device need not wait for: looked at while it is at work.
+        """What a device need not wait for: looked at while it is at work, in turn.
 
         Where it raises, the step just queued does not count, and the streams recompute all.
         """
         try:
-            check_mode(self._weights.check())
+            if self._weights.suspicious(self._steps):
+                check_mode(self._weights.check())
         except EventfulError:
             for row in rows:
                 self._state.frames[row] = -1

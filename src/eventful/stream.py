@@ -108,5 +108,5 @@ class Stream(Stepper):
         stream._state, stream._signature = content.state, content.signature
         if content.policies:
             stream._policy = content.policies[0]
-        stream._weights.remember(stream._weights.check())
+        stream._weights.remember(stream._weights.check(), ran=False)
         return stream

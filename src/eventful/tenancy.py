@@ -89,6 +89,13 @@ class Tenancy:
         self._counts: dict[int, _Counts] = {}
         self._rings: dict[int, list[HostPlaces]] = {}
 
+    @property
+    def replayed(self) -> bool:
+        """Whether the last step was recorded work alone: none of the model's own code ran."""
+        return bool(self._pending) and all(
+            t.outcome.replayed and t.outcome.whole for t in self._pending
+        )
+
     def _host(self, batch: int, device: torch.device) -> HostPlaces:
         """Host memory for one step; what the two steps before it told stays readable."""
         ring = self._rings.setdefault(batch, [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -89,7 +89,7 @@ class Census:
         return self._probe
 
     @property
-    def parameters(self) -> list[Tensor]:
+    def parameters(self) -> Sequence[Tensor]:
         """Of the trunks."""
         return self._trunk.parameters
 
@@ -118,12 +118,19 @@ class Census:
         return [(m, name) for name, m in self.modules[0].named_modules()]
 
     def _same_weights(self) -> bool:
-        return (
-            self._loads == self._session.loads
-            and self.same_tree()
-            and self._trunk.in_place()
-            and self._trunk.unwritten()
-        )
+        return self.unwritten() and self.same_tree() and self._trunk.in_place()
+
+    def unwritten(self) -> bool:
+        """Whether nobody wrote to the trunks' weights, as far as torch counts it."""
+        return self._loads == self._session.loads and self._trunk.unwritten()
+
+    def same_settings(self) -> bool:
+        """Whether the attributes of the trunks' modules are the same."""
+        return self._settings.same()
+
+    def trains(self) -> bool:
+        """Whether the model, or a part of its trunks, is in training mode."""
+        return any([module.training for module in self.watched])
 
     def same_tree(self) -> bool:
         """Whether the modules are the same."""
@@ -228,7 +235,7 @@ class _Weights:
 
 def check_mode(census: Census) -> None:
     """Raise if the model, or a part of its trunks, is in training mode."""
-    if any([module.training for module in census.watched]):
+    if census.trains():
         raise TrainingModeError(
             "The model is in training mode: dropout and drop path would be remembered. Call "
             "model.eval() first."
@@ -333,6 +340,21 @@ class WeightGuard:
         """Accept any model at the next step."""
         self._known, self._replaced = None, False
 
+    def suspicious(self, turn: int) -> bool:
+        """Whether `check` may find something: a third of it, another one at each turn.
+
+        What shows a change of values, versions and state dicts loaded, is looked at every time.
+        """
+        known, original = self._known, self._session.original
+        if known is None or self._replaced or not known.unwritten():
+            return True
+        parts: tuple[Callable[[], bool], ...] = (
+            lambda: known.trains() or (original is not None and original.replaced()),
+            lambda: known.holds_old_memory(),
+            lambda: not known.same_settings(),
+        )
+        return parts[turn % len(parts)]()
+
     def check(self) -> Census:
         """Raise if the trunks are not the remembered ones; returns the census."""
         if self._session.original is not None and self._session.original.replaced():
@@ -360,9 +382,14 @@ class WeightGuard:
             self._session.revision += 1
         return census
 
-    def remember(self, census: Census) -> None:
-        """Take this model as the one the state was computed with; called after a step."""
-        census.absorb()
+    def remember(self, census: Census, *, ran: bool) -> None:
+        """Take this model as the one the state was computed with; called after a step.
+
+        Args:
+            ran: the model's own code ran, which may have changed attributes.
+        """
+        if ran:
+            census.absorb()
         self._known = census
 
 

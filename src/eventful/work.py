@@ -105,12 +105,12 @@ def places_for(frame: Tensor, batch: int) -> Work:
     )
 
 
-def mark(cuda: bool) -> Any:
-    """An event on the current stream."""
-    if not cuda:
+def mark(stream: Any) -> Any:
+    """An event on a CUDA stream; None on a device without streams."""
+    if stream is None:
         return None
     event = torch.cuda.Event()
-    event.record()
+    event.record(stream)
     return event
 
 

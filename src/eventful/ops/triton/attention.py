@@ -74,13 +74,13 @@ def _fold(
     return higher, weight, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def _attend(
     q, k, v, down, across, slots, out, lse,
     queries, keys, key_width, heads, scale,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
-    TILES: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr,
+    tiles, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr,
     K: tl.constexpr, SPLIT: tl.constexpr, RELATIVE: tl.constexpr, ROW_PAD: tl.constexpr,
     FULL: tl.constexpr, TAIL: tl.constexpr, HAS_SLOTS: tl.constexpr, WITH_LSE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -110,9 +110,9 @@ def _attend(
     top = tl.full([M], -float("inf"), dtype=tl.float32)
     weight = tl.zeros([M], dtype=tl.float32)
     total = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
-    for step in range(TILES):  # the first holds a key in any case, so `top` is finite after it
+    for step in range(tiles):  # the first holds a key in any case, so `top` is finite after it
         top, weight, total = _fold(
-            rows, k, v, aside, down, place, real, part * TILES + step, top, weight, total,
+            rows, k, v, aside, down, place, real, part * tiles + step, top, weight, total,
             keys, key_width, stride_kn, stride_vn, scale,
             HEAD, HEAD_PAD, K, RELATIVE, ROW_PAD, FULL, PRECISION,
         )  # fmt: skip
@@ -309,7 +309,7 @@ def _run(
         q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
         v.stride(0), v.stride(1), v.stride(2),
         out.stride(0), out.stride(2), out.stride(1),
-        TILES=plan.tiles, HEAD=head, HEAD_PAD=pad, M=rows, K=lanes,
+        tiles=plan.tiles, HEAD=head, HEAD_PAD=pad, M=rows, K=lanes,
         SPLIT=split, RELATIVE=relative is not None, ROW_PAD=row_pad, FULL=plan.full, TAIL=plan.tail,
         HAS_SLOTS=slots is not None, WITH_LSE=with_lse, PRECISION=precision(q.dtype),
         num_warps=warps or (4 if rows <= 64 else 8), num_stages=stages,

@@ -177,12 +177,12 @@ def add_held(tokens: Tensor, memory: Tensor, slots: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def _exchange(
     q, k_new, v_new, k_old, v_old, out, lse, condition, counts, places, slots,
     claimed, lost_rows, lost_counts,
     tokens, taken, heads, scale, rebase, lost_width, stride_kb, stride_km, stride_vb, stride_vm,
-    TILES: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr,
+    tiles, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr,
     K: tl.constexpr, FULL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     stream = (tl.program_id(1) // heads).to(tl.int64)
@@ -212,7 +212,7 @@ def _exchange(
     v_new += stream * stride_vb + head * HEAD
     k_old += stream * taken * width + head * HEAD
     v_old += stream * taken * width + head * HEAD
-    for tile in range(TILES):
+    for tile in range(tiles):
         j = tile * K + tl.arange(0, K)
         valid = j < count
         kn, ko = (
@@ -308,7 +308,7 @@ def _launch_exchange(
             memory.out, memory.lse, memory.condition,
             picked.count, picked.places, slots, claimed, lost, lost_count,
             tokens, taken, heads, scale, rebase, width, *new[0].stride()[:2], *new[1].stride()[:2],
-            TILES=triton.cdiv(taken, lanes), HEAD=head, HEAD_PAD=pad, M=rows, K=lanes,
+            tiles=triton.cdiv(taken, lanes), HEAD=head, HEAD_PAD=pad, M=rows, K=lanes,
             FULL=taken % lanes == 0 and head == pad,
             PRECISION=precision(new[0].dtype), num_warps=warps, num_stages=stages,
         )  # fmt: skip
@@ -330,11 +330,11 @@ def _row_of(m, first, first_count, first_taken, second, second_count, second_tak
     return tl.where(in_first, a, b)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def _attend_rows(
     q, k, v, first, first_count, second, second_count, slots, parts, part_lse,
     first_taken, second_taken, tokens, heads, scale,
-    TILES: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr,
+    tiles, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr,
     K: tl.constexpr, FULL: tl.constexpr, TAIL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     stream = (tl.program_id(1) // heads).to(tl.int64)
@@ -353,9 +353,9 @@ def _attend_rows(
     top = tl.full([M], -float("inf"), dtype=tl.float32)
     weight = tl.zeros([M], dtype=tl.float32)
     total = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
-    for step in range(TILES):
+    for step in range(tiles):
         top, weight, total = _fold(
-            rows, k + base, v + base, rows, parts, token, real, part * TILES + step,
+            rows, k + base, v + base, rows, parts, token, real, part * tiles + step,
             top, weight, total, tokens, 1, width, width, scale,
             HEAD, HEAD_PAD, K, False, 1, FULL, PRECISION,
         )  # fmt: skip
@@ -438,7 +438,7 @@ def _launch_recompute(
     _attend_rows[(triton.cdiv(every, held), batch * heads, splits)](
         memory.query, memory.key, memory.value, *lists, slots, parts, part_lse,
         *taken, tokens, heads, scale,
-        TILES=plan.tiles, HEAD=head, HEAD_PAD=pad, M=held, K=lanes, FULL=plan.full, TAIL=plan.tail,
+        tiles=plan.tiles, HEAD=head, HEAD_PAD=pad, M=held, K=lanes, FULL=plan.full, TAIL=plan.tail,
         PRECISION=precision(memory.query.dtype), num_warps=4, num_stages=3,
     )  # fmt: skip
     _settle_rows[(every, batch)](
