@@ -22,6 +22,18 @@ OWN = {name for name in eager.__all__ if getattr(eager, name) is not getattr(ref
 ONLY_ON_CPU = {"attend_partial", "error_norm"}  # on other devices eager calls the reference
 COMPARED: set[str] = set()  # operations of eager that a test of this process compares
 
+if INTERPRETED:
+    from triton.runtime import interpreter
+
+    _patch = interpreter._patch_lang_tensor
+
+    def _patch_lang_tensor(tensor, scope):
+        """Loops over a number given at run time: numpy 2.4 makes no int of an array (1,)."""
+        _patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = _patch_lang_tensor
+
 needs_triton = pytest.mark.skipif(not TRITON, reason="needs CUDA or TRITON_INTERPRET=1")
 triton = pytest.param("triton", marks=[needs_triton, pytest.mark.triton])
 kinds = pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -244,11 +244,15 @@ def use_clock(now: Callable[[], float]) -> Iterator[None]:
         _now.remove(now)
 
 
-def start_clock(device: torch.device) -> Callable[[], Callable[[], float]]:
-    """Start timing; calling the result stops, and gives a function that reads milliseconds."""
+def start_clock(device: torch.device, stream: Any = None) -> Callable[[], Callable[[], float]]:
+    """Start timing; calling the result stops, and gives a function that reads milliseconds.
+
+    Args:
+        stream: the device's current CUDA stream, where it is known already.
+    """
     if device.type == "cuda" and not _now:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        stream = torch.cuda.current_stream(device)  # looked up once: it takes as long as a launch
+        stream = stream or torch.cuda.current_stream(device)
         start.record(stream)
 
         def stop_events() -> Callable[[], float]:

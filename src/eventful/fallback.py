@@ -126,20 +126,24 @@ class Fallbacks:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._made: dict[int, Fallback] = {}
+        self._made: dict[int, Fallback | None] = {}
 
     def of(self, frame: Tensor, layouts: dict[str, TokenLayout]) -> Fallback | None:
         """What decides for frames like these; None where a stream never falls back."""
+        batch = frame.shape[0]
+        if batch not in self._made:
+            self._made[batch] = self._make(frame, layouts)
+        return self._made[batch]
+
+    def _make(self, frame: Tensor, layouts: dict[str, TokenLayout]) -> Fallback | None:
         config, costs = self._session.config, self._session.costs
         if not config.fallback or config.deterministic or len(layouts) != 1 or not enabled():
             return None
-        batch, (layout,) = frame.shape[0], layouts.values()
-        if batch not in self._made:
-            key = cost_key(self._session, frame, batch, layout.tokens)
-            if key not in costs:
-                costs[key] = Costs(key, layout.tokens)
-            self._made[batch] = Fallback(costs[key])
-        return self._made[batch]
+        (layout,) = layouts.values()
+        key = cost_key(self._session, frame, frame.shape[0], layout.tokens)
+        if key not in costs:
+            costs[key] = Costs(key, layout.tokens)
+        return Fallback(costs[key])
 
     def clear(self) -> None:
         """Start over, e.g. for frames of another size; what steps cost stays known."""

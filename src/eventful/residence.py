@@ -40,7 +40,16 @@ from eventful.recording import (
 from eventful.slots import SlotPool, SlotState
 from eventful.step import Resident, Step
 from eventful.weights import Census, Probe
-from eventful.work import HostPlaces, Outcome, Work, counts_in, mark, places_for, record_of
+from eventful.work import (
+    HostPlaces,
+    Outcome,
+    Work,
+    counts_in,
+    current_stream,
+    mark,
+    places_for,
+    record_of,
+)
 
 Launch = Callable[[Step, Callable[[], Any]], Any]  # runs a forward call as a step
 
@@ -196,11 +205,10 @@ class Residence:
 
     def _follow_stream(self, device: torch.device) -> None:
         """Steps queued on different CUDA streams come one after another all the same."""
-        if device.type == "cuda":
-            stream = torch.cuda.current_stream(device)
-            if self._last_stream is not None and stream != self._last_stream:
-                stream.wait_stream(self._last_stream)
-            self._last_stream = stream
+        stream = current_stream(device)
+        if self._last_stream is not None and stream is not self._last_stream:
+            stream.wait_stream(self._last_stream)
+        self._last_stream = stream
 
     def step(
         self,
@@ -327,6 +335,8 @@ class Residence:
             return launch(step, call.run)
         work.frame.copy_(call.frame, non_blocking=True)
         play()
+        if isinstance(work.result, Tensor):
+            return work.result.clone()
         return pytree.tree_map_only(Tensor, torch.clone, work.result)
 
     def _record(

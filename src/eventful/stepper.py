@@ -44,6 +44,7 @@ from eventful.state import StreamState
 from eventful.step import FlushRequired, Step, StepRecord
 from eventful.tenancy import Check, Tenancy
 from eventful.weights import Census, WeightGuard, check_mode
+from eventful.work import current_stream
 from eventful.wrappers import checked_model, refuse_wrappers
 
 
@@ -284,7 +285,7 @@ class Stepper:
         assert isinstance(state, SlotState)
         layouts = self._layouts(call.frame)
         fallback = self._fallbacks.of(call.frame, layouts)
-        clock = start_clock(call.frame.device)
+        clock = start_clock(call.frame.device, current_stream(call.frame.device))
         try:
             result, record, timing = tenancy.step(
                 call, state, policies, layouts, self._launch, fallback=fallback,

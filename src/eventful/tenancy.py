@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -39,6 +40,12 @@ class _Ticket:
     slots: list[int]
     frames: list[int]
     outcome: Outcome
+
+    @cached_property
+    def report(self) -> list[list[int]]:
+        """Its rows; only once the step has reported."""
+        rows: list[list[int]] = self.outcome.report.tolist()
+        return rows
 
 
 @dataclass
@@ -87,6 +94,7 @@ class Tenancy:
         self._pending: list[_Ticket] = []
         self._before: list[_Ticket] = []  # their outputs are done once the next has told
         self._counts: dict[int, _Counts] = {}
+        self._dials: tuple[Any, tuple[list[Dials], int]] | None = None
         self._rings: dict[int, list[HostPlaces]] = {}
 
     @property
@@ -128,7 +136,7 @@ class Tenancy:
             _wait(ticket.outcome.told)
         if last:  # steps come in order, so the one before the last is done
             self._check_sound(before, state)
-        if any(row[4] > 0 for ticket in last for row in ticket.outcome.report.tolist()):
+        if any(row[4] > 0 for ticket in last for row in ticket.report):
             raise WeightsChangedError(CHANGED.format(what="weights"))
         bad = [slot for ticket in last for slot in self._read(ticket, state)]
         if bad:
@@ -144,7 +152,7 @@ class Tenancy:
         """Take in a report; returns the slots whose frame was not finite."""
         bad = []
         for slot, frames, (wanted, finite, cut, passed, _) in zip(
-            ticket.slots, ticket.frames, ticket.outcome.report.tolist(), strict=True
+            ticket.slots, ticket.frames, ticket.report, strict=True
         ):
             if slot not in state.rows:
                 continue
@@ -167,7 +175,7 @@ class Tenancy:
             for slot, sound, told in zip(
                 ticket.slots,
                 ticket.outcome.sound.tolist(),
-                ticket.outcome.report.tolist(),
+                ticket.report,
                 strict=True,
             )
             if slot in state.rows and told[1] and not sound
@@ -239,8 +247,8 @@ class Tenancy:
     ) -> tuple[Any, Callable[[], StepRecord]]:
         """One forward call for streams that all flush, or none."""
         (layout,) = plan.layouts.values()
-        tokens, forced = layout.tokens, self.residence.forced(layout, self._depth)
-        dials = [d for policy in policies if (d := dials_of(policy, tokens)) is not None]
+        tokens = layout.tokens
+        dials, forced = self._dialled(policies, layout)
         known = [self._counts.get(slot) for slot in state.rows]
         if plan.fallback is not None and not plan.flush:
             plan.demand = _demand(dials, known, forced, tokens)
@@ -270,6 +278,14 @@ class Tenancy:
             return made
 
         return outcome.result, record
+
+    def _dialled(self, policies: list[Policy], layout: TokenLayout) -> tuple[list[Dials], int]:
+        """The policies' dials, and how many tokens pass on top; kept while neither changes."""
+        asked = (tuple(policies), layout)
+        if self._dials is None or self._dials[0] != asked:
+            made = [d for policy in policies if (d := dials_of(policy, layout.tokens)) is not None]
+            self._dials = (asked, (made, self.residence.forced(layout, self._depth)))
+        return self._dials[1]
 
     def _time_dense(self, plan: _Pass, state: SlotState, policies: list[Policy]) -> None:
         """Time dense steps on the frame that was just flushed; its memory stays the same.

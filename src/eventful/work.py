@@ -105,6 +105,24 @@ def places_for(frame: Tensor, batch: int) -> Work:
     )
 
 
+_streams: dict[Any, Any] = {}  # by the numbers torch knows them by
+
+
+def current_stream(device: torch.device) -> Any:
+    """The current CUDA stream; None on other devices.
+
+    `torch.cuda.current_stream` makes a new object at every call, which takes as long as several
+    launches.
+    """
+    if device.type != "cuda":
+        return None
+    index = torch.cuda.current_device() if device.index is None else device.index
+    numbers = torch._C._cuda_getCurrentStream(index)
+    if numbers not in _streams:
+        _streams[numbers] = torch.cuda.current_stream(device)
+    return _streams[numbers]
+
+
 def mark(stream: Any) -> Any:
     """An event on a CUDA stream; None on a device without streams."""
     if stream is None:

@@ -39,6 +39,7 @@ __all__ = [
 
 _KINDS = (torch.float32, torch.bfloat16, torch.float16)
 _WIDEST = 8192
+_LONG = 2048  # queries and keys from which on stock attention is faster in half precision
 
 
 def interpreted() -> bool:
@@ -72,6 +73,10 @@ def yields(operation: str, args: tuple[object, ...], kwargs: dict[str, object]) 
     if not q.is_cuda or kwargs.get("slots") is not None or kwargs.get("relative") is not None:
         return False
     batch, heads, queries, _ = q.shape
+    keys = args[1]
+    assert isinstance(keys, Tensor)
+    if q.dtype != torch.float32 and min(queries, keys.shape[2]) >= _LONG:
+        return True
     units = torch.cuda.get_device_properties(q.device).multi_processor_count
     return batch * heads * -(-queries // 64) >= 4 * units
 
