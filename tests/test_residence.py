@@ -389,7 +389,9 @@ def test_nothing_asks_the_host(vit, device):
 
 
 def test_buckets():
-    assert [bucket(n, 4097) for n in (1, 64, 65, 512, 1000, 1025, 4000, 4097)] == [
-        64, 64, 128, 512, 1024, 1280, 4096, 4097,
+    assert [bucket(n, 4097) for n in (1, 64, 65, 512, 513, 1000, 1025, 4000, 4097)] == [
+        64, 64, 128, 512, 640, 1024, 1280, 4096, 4097,
     ]  # fmt: skip
+    assert len({bucket(n, 4097) for n in range(1, 2049)}) == 16
+    assert [bucket(n, 4097, steady=True) for n in (1, 512, 583, 4097)] == [16, 512, 592, 4097]
     assert [bucket(n, 50) for n in (1, 9, 49, 60)] == [8, 16, 50, 50]

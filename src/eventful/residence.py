@@ -94,7 +94,9 @@ def bucket(count: int, tokens: int, *, steady: bool = False) -> int:
     Args:
         steady: the count does not change from frame to frame, so one number serves all of them.
     """
-    step = 8 if tokens < 512 else 64 if count <= 1024 else 256 if count <= 4096 else 1024
+    step = 8 if tokens < 512 else 64
+    while tokens >= 512 and count > 8 * step:  # at most an eighth is padding beyond the first 512
+        step *= 2
     step = min(step, 16) if steady else step
     return min(tokens, max(step, -(-count // step) * step))
 
