@@ -43,11 +43,15 @@ class Call:
     @property
     def plain(self) -> bool:
         """Whether all arguments but the frame are plain values, which a recorded call repeats."""
+        if not self.kwargs and len(self.args) == 1 and self.args[0] is self.frame:
+            return True  # as most calls are
         values = (*self.args, *self.kwargs.values())
         return all(value is self.frame or _plain(value) for value in values)
 
     def key(self) -> Hashable:
         """What calls share that do the same work on their frames; of plain calls, all of it."""
+        if not self.kwargs and len(self.args) == 1 and self.args[0] is self.frame:
+            return self.method
         rest: list[Any] = [self.method]
         for name, value in (*enumerate(self.args), *sorted(self.kwargs.items())):
             kind = "frame" if value is self.frame else type(value).__name__

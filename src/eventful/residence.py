@@ -14,7 +14,7 @@ import math
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -54,7 +54,7 @@ from eventful.work import (
 Launch = Callable[[Step, Callable[[], Any]], Any]  # runs a forward call as a step
 
 DEVICES = {"cuda"}  # where steps are resident
-_MARGIN = 1.25  # room for more tokens than the last frame wanted
+_MARGIN = 1.125  # room for more tokens than passed at the last frame
 _MANY = 4  # streams for which recorded work is tied to their slots
 MOST_WORKS = 32  # shapes of step whose recordings are kept
 _FIRST_SHARE = 0.25  # of the tokens, before a threshold's first count is known
@@ -120,7 +120,7 @@ class Residence:
 
     def use_weights(self, census: Census) -> None:
         """Forget what was made for other weights."""
-        if any(census is seen for seen in self._seen):
+        if self._seen and (census is self._seen[0] or any(census is seen for seen in self._seen)):
             return
         if not self._seen or not census.agrees(self._seen[0]):
             self._seen.clear()
@@ -198,13 +198,6 @@ class Residence:
             need = max(need, most)
         return bucket(min(need, tokens), tokens, steady=steady)
 
-    @contextlib.contextmanager
-    def alone(self, device: torch.device) -> Iterator[None]:
-        """One step at a time: threads share the fixed places."""
-        with self._one:
-            self._follow_stream(device)
-            yield
-
     def _follow_stream(self, device: torch.device) -> None:
         """Steps queued on different CUDA streams come one after another all the same."""
         stream = current_stream(device)
@@ -228,22 +221,35 @@ class Residence:
         maps: bool,
         capture: bool,
     ) -> Outcome:
-        """Run one step of the streams in `state`, inside `alone`.
+        """Run one step of the streams in `state`; one at a time, because threads share the places.
 
         Args:
             flush: recompute everything; there may be no memory yet.
             dense: recompute everything, and count the tokens that wanted to pass.
         """
+        with self._one:
+            self._follow_stream(call.frame.device)
+            return self._step(
+                call, state, dials, policies, layouts, width, launch, host,
+                flush=flush, dense=dense, maps=maps, capture=capture,
+            )  # fmt: skip
+
+    def _step(
+        self, call: Call, state: SlotState, dials: list[Dials], policies: list[Policy],
+        layouts: dict[str, TokenLayout], width: int, launch: Launch, host: HostPlaces,
+        *, flush: bool, dense: bool, maps: bool, capture: bool,
+    ) -> Outcome:  # fmt: skip
         if self.pool.generation != self._generation:
             self._drop_works()
             self._generation = self.pool.generation
         noisy = any(dial.noise is not None for dial in dials)
         # Stock attention is the faster one for many streams, but knows no slots: work of its own.
-        state.fixed = len(state) >= _MANY and state.in_a_row
+        batch = len(state.rows)
+        state.fixed = batch >= _MANY and state.in_a_row
         where = state.rows[0] if state.fixed else None
         precision = _precision(call.frame.device)
-        key = (len(state), width, flush, dense, noisy, maps, call.key(), where, precision)
-        work = self._work(key, call.frame, len(state))
+        key = (batch, width, flush, dense, noisy, maps, call.key(), where, precision)
+        work = self._work(key, call.frame, batch)
         host.set_dials(state, dials)
         work.dials.copy_(host.dials, non_blocking=True)
         work.uses += 1
@@ -406,7 +412,8 @@ def _precision(device: torch.device) -> Hashable:
     kind = device.type
     on = torch.is_autocast_enabled(kind)
     cast = torch.get_autocast_dtype(kind) if on else None
-    return cast, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    # What torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32 read.
+    return cast, torch._C._get_cublas_allow_tf32(), torch._C._get_cudnn_allow_tf32()
 
 
 _MOST_KINDS = 4  # kinds of frame whose memory and recordings are kept without a stream

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -35,17 +34,13 @@ class _Ticket:
 
     Attributes:
         slots, frames: the streams of the step, and their counts of frames before it.
+        report: its rows, once it has arrived.
     """
 
     slots: list[int]
     frames: list[int]
     outcome: Outcome
-
-    @cached_property
-    def report(self) -> list[list[int]]:
-        """Its rows; only once the step has reported."""
-        rows: list[list[int]] = self.outcome.report.tolist()
-        return rows
+    report: list[list[int]] = field(default_factory=list)
 
 
 @dataclass
@@ -133,10 +128,12 @@ class Tenancy:
         last, before = self._pending, self._before
         self._pending, self._before = [], last
         for ticket in last:
-            _wait(ticket.outcome.told)
+            if ticket.outcome.told is not None:
+                ticket.outcome.told.synchronize()
+            ticket.report = ticket.outcome.report.tolist()
         if last:  # steps come in order, so the one before the last is done
             self._check_sound(before, state)
-        if any(row[4] > 0 for ticket in last for row in ticket.report):
+        if any([row[4] > 0 for ticket in last for row in ticket.report]):
             raise WeightsChangedError(CHANGED.format(what="weights"))
         bad = [slot for ticket in last for slot in self._read(ticket, state)]
         if bad:
@@ -216,7 +213,7 @@ class Tenancy:
         """
         parts_of = split_flushes(state, call)
         if parts_of is None:
-            late = any(frames < 0 for frames in state.frames)
+            late = min(state.frames) < 0
             plan = _Pass(call, layouts, launch, maps, capture, late, fallback)
             result, record = self._pass(plan, state, policies)
             if plan.flush and fallback is not None and call.frame.is_cuda and not maps:
@@ -259,12 +256,11 @@ class Tenancy:
             width = self.residence.width(dials, passed, tokens, forced)
         before = list(state.frames)
         try:
-            with self.residence.alone(plan.call.frame.device):
-                outcome = self.residence.step(
-                    plan.call, state, dials, policies, plan.layouts, width, plan.launch,
-                    self._host(len(state), plan.call.frame.device),
-                    flush=plan.flush, dense=plan.dense, maps=plan.maps, capture=plan.capture,
-                )  # fmt: skip
+            outcome = self.residence.step(
+                plan.call, state, dials, policies, plan.layouts, width, plan.launch,
+                self._host(len(state.rows), plan.call.frame.device),
+                flush=plan.flush, dense=plan.dense, maps=plan.maps, capture=plan.capture,
+            )  # fmt: skip
         except FlushRequired:
             plan.flush, plan.dense = True, False
             return self._pass(plan, state, policies)
@@ -346,8 +342,3 @@ def _demand(
         updated.append(min(counts.wanted, most))
         wanted.append(updated[-1] if dial.budget else counts.wanted)
     return Demand(max(wanted), max(updated))
-
-
-def _wait(event: Any) -> None:
-    if event is not None:
-        event.synchronize()

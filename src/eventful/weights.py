@@ -211,7 +211,7 @@ class _Weights:
             return False
         if not same or any(self._empty):
             return False
-        return [p.data_ptr() for p in self.parameters] == self.pointers
+        return not self.parameters or [p.data_ptr() for p in self.parameters] == self.pointers
 
     @torch.no_grad()
     def norms(self) -> list[Tensor]:
