@@ -6,6 +6,7 @@ without recorded graphs; `-m gpu` runs the same laws with graphs on a device.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 from functools import partial
@@ -28,9 +29,10 @@ from eventful import (
     TopR,
     ops,
 )
-from eventful.errors import NonFiniteError
+from eventful.errors import NonFiniteError, WeightsChangedError
 from eventful.residence import bucket
 from eventful.slots import SlotState
+from simulated import clip_of, large_vit
 from tolerances import assert_near
 
 FAMILIES = {
@@ -340,6 +342,98 @@ class TestReports:
             stream((frame if len(flushed) < 6 else frame + 3).to(device))
             flushed.append(stream.last.flushed)
         assert flushed == [[True]] + [[False]] * 6 + [[True]] + [[False]]
+
+    def test_a_stream_takes_over_nothing_from_the_one_that_left(self, vit, device):
+        """Its slot is used again; the bad frame of the stream before it is not its own."""
+        model = eventful.convert(vit.make().to(device), Config.fast(TopR(5)))
+        frames = torch.cat([moving_square(1, vit.size, seed=s)[0] for s in (1, 2)]).to(device)
+        batch = StreamBatch(model)
+        for name in "ab":
+            batch.join(name)
+        batch(frames)
+        slot = batch._state.rows[1]
+        spoilt = frames.clone()
+        spoilt[1] = torch.nan
+        batch(spoilt)
+        batch.leave("b")
+        batch.join("c")
+        assert batch._state.rows[1] == slot
+        for _ in range(3):
+            batch(frames)
+
+    def test_an_unsound_output_is_reported(self, vit, device):
+        """NaN arises inside the model: the next frame but one, at the latest, says so."""
+        model = vit.make().to(device)
+        model.blocks[1].mlp = Spoiled(model.blocks[1].mlp).eval()
+        stream = Stream(eventful.convert(model, Config.fast(TopR(5), scene_cut=None)))
+        clip = [frame.to(device) for frame in moving_square(8, vit.size, noise=0.05)]
+        for frame in clip[:3]:
+            stream(frame)
+        stream.model.blocks[1].mlp.spoil.data.fill_(torch.nan)
+        with pytest.raises(NonFiniteError, match="arose inside"):
+            outputs(vit, stream, clip[3:6], device)
+        stream.model.blocks[1].mlp.spoil.data.zero_()
+        stream.reset()
+        got = outputs(vit, stream, [clip[6]], device)
+        near(got, outputs(vit, model, [clip[6]], device), device)
+
+
+class Spoiled(torch.nn.Module):
+    """An MLP to whose output something is added: a buffer that is written behind torch's back."""
+
+    def __init__(self, mlp):
+        super().__init__()
+        self.mlp = mlp
+        self.spoil = torch.zeros((), device=next(mlp.parameters()).device)
+
+    def forward(self, x):
+        return self.mlp(x) + self.spoil
+
+
+@pytest.mark.parametrize(
+    ("change", "late"),
+    [
+        (lambda model: model.blocks[1].mlp.fc1.weight.mul_(2), 0),
+        (lambda model: model.blocks[1].mlp.fc1.weight.data.mul_(2), 1),
+        (lambda model: model.load_state_dict(model.state_dict()), 0),
+        (lambda model: setattr(model.blocks[1], "mlp", torch.nn.Identity().eval()), 2),
+        (lambda model: setattr(model.blocks[1].norm1, "eps", 0.1), 2),
+    ],
+    ids=["in place", "data", "loaded", "module", "attribute"],
+)
+def test_a_change_of_the_model_is_noticed(vit, device, change, late):
+    """At once, or up to so many frames late, and the stream can start over."""
+    model = vit.make().to(device)
+    stream = Stream(eventful.convert(model, Config.fast(TopR(5), scene_cut=None)))
+    clip = [frame.to(device) for frame in moving_square(8, vit.size, noise=0.05)]
+    for frame in clip[:3]:
+        stream(frame)
+    with torch.no_grad():
+        change(stream.model)
+    for frame in clip[3 : 3 + late]:
+        with contextlib.suppress(WeightsChangedError):
+            stream(frame)
+    with pytest.raises(WeightsChangedError):
+        stream(clip[6])
+    stream.reset()
+    got = outputs(vit, stream, [clip[7]], device)
+    near(got, outputs(vit, stream.model, [clip[7]], device), device)
+
+
+def test_a_threshold_has_room_for_what_passed_at_the_last_frame(device):
+    """Far more tokens than the first guess, and than fit a sample: one frame later all of them."""
+    model = eventful.convert(
+        large_vit().to(device), Config.fast(Threshold(2.0), scene_cut=None, max_age=None)
+    )
+    stream = Stream(model)
+    updated = []
+    for frame in clip_of([0.0, 0.0, 0.0, 0.9, 0.9, 0.9, 0.0]):
+        stream(frame.to(device))
+        updated.append((stream.last.wanted, *stream.last.updated.values()))
+    assert updated[2][1] < 64
+    assert updated[3][0] > 500 > updated[3][1]  # as many as had room
+    assert updated[4][0] == updated[4][1] > 500
+    assert updated[5][0] == updated[5][1] > 500
 
 
 def test_snapshot_and_policy_of_ones_own(vit, device, tmp_path):

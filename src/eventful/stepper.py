@@ -78,6 +78,7 @@ class Stepper:
         self._sized: tuple[tuple[int, int], dict[str, TokenLayout]] | None = None
         self._busy = threading.Lock()
         self._closed = False
+        self._ran = True  # the model's own code ran in the last step
 
     @property
     def check(self) -> Check:
@@ -210,6 +211,8 @@ class Stepper:
             recorded = False
             census = self._weights.check()
             check_mode(census)
+        elif self._ran and not census.same_settings():
+            census = self._weights.check()
         self._structure = census.structure
         signature = self._check_frame(call.frame, census)
         ready = policies_set(policies)
@@ -217,24 +220,29 @@ class Stepper:
             result, record = self._resident_step(rows, ready, call, census)
         else:
             result, record = self._plain_step(rows, ready, call)
+        ran = not isinstance(self._state, SlotState) or not self._tenancy_of(call.frame).replayed
         if recorded:
-            self._check_late(rows)
+            self._check_late(rows, settings=not ran)
         self._signature = signature
-        replayed = isinstance(self._state, SlotState) and self._tenancy_of(call.frame).replayed
-        self._weights.remember(census, ran=not replayed)
+        # Attributes were looked at right before the model's code ran, so it changed them itself.
+        self._weights.remember(census, ran=ran and (self._ran or not recorded))
+        self._ran = ran
         self._last = record
         self._steps += 1
         if self._tenancy is not None and isinstance(self._state, SlotState):
             self._tenancy.settle_now(self._state)
         return result
 
-    def _check_late(self, rows: Sequence[int]) -> None:
+    def _check_late(self, rows: Sequence[int], *, settings: bool) -> None:
         """What a device need not wait for: looked at while it is at work, in turn.
 
         Where it raises, the step just queued does not count, and the streams recompute all.
+
+        Args:
+            settings: none of the model's own code ran, so that others changed its attributes.
         """
         try:
-            if self._weights.suspicious(self._steps):
+            if self._weights.suspicious(self._steps, settings=settings):
                 check_mode(self._weights.check())
         except EventfulError:
             for row in rows:

@@ -340,10 +340,13 @@ class WeightGuard:
         """Accept any model at the next step."""
         self._known, self._replaced = None, False
 
-    def suspicious(self, turn: int) -> bool:
+    def suspicious(self, turn: int, *, settings: bool) -> bool:
         """Whether `check` may find something: a third of it, another one at each turn.
 
         What shows a change of values, versions and state dicts loaded, is looked at every time.
+
+        Args:
+            settings: whether attributes are looked at, too.
         """
         known, original = self._known, self._session.original
         if known is None or self._replaced or not known.unwritten():
@@ -351,7 +354,7 @@ class WeightGuard:
         parts: tuple[Callable[[], bool], ...] = (
             lambda: known.trains() or (original is not None and original.replaced()),
             lambda: known.holds_old_memory(),
-            lambda: not known.same_settings(),
+            lambda: settings and not known.same_settings(),
         )
         return parts[turn % len(parts)]()
 

@@ -1,0 +1,192 @@
+"""Faults put into the code on purpose, and the tests that must find them.
+
+python tests/mutants.py            # all of them, a few minutes
+python tests/mutants.py --only 3   # one, by its number
+
+Each fault is put into a copy of the sources; a fault that no test finds makes this fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault.
+
+    Attributes:
+        file: below src/eventful.
+        old, new: text that occurs once, and what takes its place.
+        tests: of which at least one must fail, as pytest is given them.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTANTS = (
+    Mutant(
+        "sample() returns zeros above 512 tokens",
+        "ops/reference/gates.py",
+        "    return tokens[:, torch.arange(SAMPLE, device=tokens.device) * count // SAMPLE]\n",
+        "    return torch.zeros_like(tokens[:, :SAMPLE])\n",
+        ("tests/test_fallback.py", "tests/test_matrix.py"),
+    ),
+    Mutant(
+        "the width of a threshold ignores the last report",
+        "residence.py",
+        "guess = tokens * _FIRST_SHARE if last is None else last * _MARGIN",
+        "guess = tokens * _FIRST_SHARE",
+        ("tests/test_residence.py", "tests/test_matrix.py"),
+    ),
+    Mutant(
+        "what a device need not wait for is not looked at",
+        "stepper.py",
+        "        if recorded:\n            self._check_late(rows, settings=not ran)\n",
+        "",
+        ("tests/test_residence.py", "tests/test_matrix.py"),
+    ),
+    Mutant(
+        "recordings and constants are kept after a change of weights",
+        "residence.py",
+        "            self.constants.clear()\n            self._drop_works()\n",
+        "",
+        ("tests/test_residence.py", "tests/test_positions.py"),
+    ),
+    Mutant(
+        "an unsound output is never reported",
+        "tenancy.py",
+        "            if slot in state.rows and told[1] and not sound\n",
+        "            if False and slot in state.rows and told[1] and not sound\n",
+        ("tests/test_residence.py", "tests/test_matrix.py"),
+    ),
+    Mutant(
+        "what a stream that left reported is taken for its successor's",
+        "tenancy.py",
+        "        for ticket in (*self._pending, *self._before):\n",
+        "        for ticket in ():\n",
+        ("tests/test_residence.py", "tests/test_matrix.py"),
+    ),
+    Mutant(
+        "the limit of the fallback is off by 7",
+        "costs.py",
+        "            return wanted > limit * share\n",
+        "            return wanted > limit * share + 7\n",
+        ("tests/test_costs.py",),
+    ),
+    Mutant(
+        "a stream never comes back from dense steps",
+        "fallback.py",
+        "        share = RETURN if self._state is _State.DENSE else 1.0\n",
+        "        share = 0.0 if self._state is _State.DENSE else 1.0\n",
+        ("tests/test_fallback.py",),
+    ),
+    Mutant(
+        "a dense step reports every token as wanted",
+        "resident.py",
+        "        selection = _everything(step, current, wanted, leading=leading)\n",
+        "        selection = _everything(step, current, wanted, leading=leading)\n"
+        "        step.resident.report[:, 0] = current.shape[1]\n",
+        ("tests/test_fallback.py",),
+    ),
+    Mutant(
+        "special and due tokens count toward r",
+        "ops/reference/gates.py",
+        "    allowed = least + torch.minimum(cap, by_error)\n",
+        "    allowed = torch.maximum(least, torch.minimum(cap, least + by_error))\n",
+        ("tests/test_streams.py", "tests/test_backends.py"),
+    ),
+    Mutant(
+        "positions are resized in every frame",
+        "step.py",
+        "            self.constants[key] = made\n",
+        "            pass\n",
+        ("tests/test_positions.py",),
+    ),
+    Mutant(
+        "a damaged snapshot loads",
+        "snapshot.py",
+        "    if not whole:\n",
+        "    if False:\n",
+        ("tests/test_guards.py", "tests/test_changes.py"),
+    ),
+    Mutant(
+        "writes past the version counter are not looked for on a device",
+        "tenancy.py",
+        "if any([row[4] > 0 for ticket in last for row in ticket.report]):",
+        "if False:",
+        ("tests/test_residence.py",),
+    ),
+    Mutant(
+        "a closed stream keeps its slots",
+        "stepper.py",
+        "                self._state.give_back()\n",
+        "                pass\n",
+        ("tests/test_lifetimes.py",),
+    ),
+)
+
+
+def apply(mutant: Mutant, root: Path) -> None:
+    """Put the fault into the sources below `root`."""
+    path = root / "src" / "eventful" / mutant.file
+    text = path.read_text()
+    if text.count(mutant.old) != 1:
+        raise SystemExit(f"{mutant.name}: its text occurs {text.count(mutant.old)} times.")
+    path.write_text(text.replace(mutant.old, mutant.new))
+
+
+def survives(mutant: Mutant) -> bool:
+    """Whether no test finds the fault."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for part in ("src", "tests", "benchmarks", "docs"):
+            shutil.copytree(ROOT / part, root / part, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md"):
+            shutil.copy(ROOT / name, root / name)
+        apply(mutant, root)
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+        paths = os.pathsep.join([str(root / "src"), str(root / "tests")])
+        done = subprocess.run(
+            [*command, *mutant.tests],
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode not in (0, 1):
+            raise SystemExit(f"{mutant.name}: pytest failed.\n{done.stdout[-2000:]}")
+        found = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+        print(f"  {found[0][:150] if found else 'no test failed'}", flush=True)
+        return done.returncode == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", type=int, help="number of one fault")
+    only = parser.parse_args().only
+    left = []
+    for number, mutant in enumerate(MUTANTS, start=1):
+        if only in (None, number):
+            print(f"{number}. {mutant.name}", flush=True)
+            if survives(mutant):
+                left.append(mutant.name)
+    if left:
+        raise SystemExit(f"No test finds: {'; '.join(left)}.")
+
+
+if __name__ == "__main__":
+    main()
