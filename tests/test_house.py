@@ -47,7 +47,6 @@ FLOORS = (
     {"adapters", "conversion", "patches", "tokenwise", "watch", "weights", "wrappers"},
     {
         "advice",
-        "budget",
         "calls",
         "costs",
         "exclusive",
@@ -65,7 +64,7 @@ FLOORS = (
         "models",
         "video",
     },
-    {"data", "evaluate", "train", "bench", "cli", "live"},
+    {"data", "evaluate", "train", "bench", "cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 GROUND = len(FLOORS) - 1  # the root package stands here: it may import anything

@@ -26,7 +26,10 @@ class FrameError(EventfulError, ValueError):
 
 
 class NonFiniteError(FrameError):
-    """NaN or Inf in a frame, or arising from one; the stream is left as it was.
+    """NaN or Inf in a frame, or arising from one.
+
+    Nothing of a bad frame is remembered. Where NaN arises inside the model on a GPU, the next frame
+    recomputes everything.
 
     Attributes:
         rows: which frames of the call, where that is known.

@@ -65,7 +65,8 @@ class StepRecord:
         positions: (N, D) of each trunk that adds a position encoding to its tokens.
         frame_gates: (N, D) of each gate of gating `frame`.
         layouts: token layout by trunk.
-        fallback: the step ran dense because so many tokens had changed that it was cheaper.
+        fallback: the step ran dense because so many tokens had changed that this was cheaper, or to
+            find out whether it is.
     """
 
     config: Config

@@ -49,7 +49,7 @@ from eventful.wrappers import checked_model, refuse_wrappers
 
 
 class Stepper:
-    """Owns the state of some streams and runs steps that either happen whole or not at all."""
+    """Owns the state of some streams; after a step that failed they go on with right results."""
 
     def __init__(self, model: nn.Module, *, maps: bool = False, check: Check = "async") -> None:
         session = find_session(checked_model(model, type(self).__name__))
@@ -202,7 +202,7 @@ class Stepper:
         return Exclusive(self._busy)
 
     def _run(self, rows: Sequence[int], policies: Sequence[Policy | None], call: Call) -> Any:
-        """Step the streams in `rows`; on any exception the state is as it was."""
+        """Step the streams in `rows`; one that raises is undone, or the next recomputes all."""
         self._settle()
         self._described = call.frame
         census = self._weights.known
