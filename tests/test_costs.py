@@ -44,16 +44,20 @@ class TestBreakEven:
         assert line.beyond(1351, 1351)
 
     def test_under_a_ceiling_times_are_taken_to_grow_on_as_they_did(self):
-        """t = 2 + 10 M / N again, seen up to half of the tokens."""
+        """t = 2 + 10 M / N again, seen up to half of the tokens; 10.5 ms are as good as 10."""
         line = costs_of([10.0], {m: 2 + 10 * m / N for m in (200, 800)})
-        assert (line.break_even, line.expected_break_even) == (N, 1280)
-        assert not line.beyond(1280, 800)
-        assert line.beyond(1281, 800)
-        assert not line.beyond(1281, 1281)  # nothing of the kind was seen: it is tried first
+        assert (line.break_even, line.expected_break_even) == (N, 1360)
+        assert not line.beyond(1360, 800)
+        assert line.beyond(1361, 800)
+        assert not line.beyond(1361, 1361)  # nothing of the kind was seen: it is tried first
         assert costs_of([10.0], {200: 5.0, 800: 5.0}).expected_break_even == N
-        assert costs_of([10.0], {800: 8.0}).expected_break_even == 1000
+        assert costs_of([10.0], {800: 8.0}).expected_break_even == 1050
         assert costs_of([10.0], {}).expected_break_even == N
         assert costs_of([], {800: 8.0}).expected_break_even == N
+
+    def test_a_step_as_slow_as_dense_is_worth_it(self):
+        assert costs_of([10.0], {800: 10.4}).break_even == N
+        assert costs_of([10.0], {800: 10.6}).break_even == 750
 
     def test_returning_takes_fewer_tokens(self):
         line = costs_of([10.0], {m: 2 + 10 * m / N for m in (200, 1400)})

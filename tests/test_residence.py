@@ -396,8 +396,8 @@ class Spoiled(torch.nn.Module):
         (lambda model: model.blocks[1].mlp.fc1.weight.mul_(2), 0),
         (lambda model: model.blocks[1].mlp.fc1.weight.data.mul_(2), 1),
         (lambda model: model.load_state_dict(model.state_dict()), 0),
-        (lambda model: setattr(model.blocks[1], "mlp", torch.nn.Identity().eval()), 2),
-        (lambda model: setattr(model.blocks[1].norm1, "eps", 0.1), 2),
+        (lambda model: setattr(model.blocks[1], "mlp", torch.nn.Identity().eval()), 3),
+        (lambda model: setattr(model.blocks[1].norm1, "eps", 0.1), 3),
     ],
     ids=["in place", "data", "loaded", "module", "attribute"],
 )

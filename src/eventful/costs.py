@@ -28,6 +28,7 @@ from eventful.adapters.base import Session
 CACHE = "EVENTFUL_CACHE"
 KEPT = 5  # times of each kind; the lowest counts, because other load only ever adds
 ENOUGH = 3  # eventful steps of a class before it is believed
+TOLERANCE = 1.05  # an eventful step is worth it up to so many times the time of a dense one
 _BINS = 16  # classes of the share of tokens
 _WARM_UP = 1.5  # a first frame takes at most so many times as long as later dense steps
 _SAVE_EVERY = 256
@@ -94,8 +95,8 @@ class Costs:
 
     @property
     def break_even(self) -> int:
-        """Tokens up to which no eventful step was seen that took longer than a dense one."""
-        known, dense = self._known(), self._lowest_dense()
+        """Tokens up to which no eventful step was seen that is not worth it."""
+        known, dense = self._known(), TOLERANCE * self._lowest_dense()
         worth = max((share for share, ms in known.items() if ms <= dense), default=0)
         beyond = [share for share, ms in known.items() if ms > dense and share > worth]
         return int((min(beyond) - 0.5) * self._tokens / _BINS) if beyond else self._tokens
@@ -103,7 +104,7 @@ class Costs:
     @property
     def expected_break_even(self) -> int:
         """The same for more tokens than were ever updated: times grow on as they did so far."""
-        known, dense = self._known(), self._lowest_dense()
+        known, dense = self._known(), TOLERANCE * self._lowest_dense()
         if not known or dense == math.inf:
             return self._tokens
         least, most = min(known), max(known)

@@ -222,7 +222,7 @@ class Stepper:
             result, record = self._plain_step(rows, ready, call)
         ran = not isinstance(self._state, SlotState) or not self._tenancy_of(call.frame).replayed
         if recorded:
-            self._check_late(rows, settings=not ran)
+            census = self._check_late(rows, settings=not ran) or census
         self._signature = signature
         # Attributes were looked at right before the model's code ran, so it changed them itself.
         self._weights.remember(census, ran=ran and (self._ran or not recorded))
@@ -233,17 +233,13 @@ class Stepper:
             self._tenancy.settle_now(self._state)
         return result
 
-    def _check_late(self, rows: Sequence[int], *, settings: bool) -> None:
+    def _check_late(self, rows: Sequence[int], *, settings: bool) -> Census | None:
         """What a device need not wait for: looked at while it is at work, in turn.
 
         Where it raises, the step just queued does not count, and the streams recompute all.
-
-        Args:
-            settings: none of the model's own code ran, so that others changed its attributes.
         """
         try:
-            if self._weights.suspicious(self._steps, settings=settings):
-                check_mode(self._weights.check())
+            return self._weights.check_part(self._steps, settings=settings)
         except EventfulError:
             for row in rows:
                 self._state.frames[row] = -1

@@ -143,8 +143,12 @@ class Census:
         return not self.same_tree() or not self._trunk.in_place()
 
     def same_places(self) -> bool:
-        """Whether what is outside the trunks is as it was, but for the values of its weights."""
-        return self._rest.in_place() and self._rest_settings.same()
+        """Whether the weights outside the trunks lie where they lay."""
+        return self._rest.in_place()
+
+    def same_surroundings(self) -> bool:
+        """Whether the attributes of modules outside the trunks are the same."""
+        return self._rest_settings.same()
 
     def absorb(self) -> None:
         """Stop watching attributes that the step just made has changed."""
@@ -340,23 +344,30 @@ class WeightGuard:
         """Accept any model at the next step."""
         self._known, self._replaced = None, False
 
-    def suspicious(self, turn: int, *, settings: bool) -> bool:
-        """Whether `check` may find something: a third of it, another one at each turn.
+    def check_part(self, turn: int, *, settings: bool) -> Census | None:
+        """A quarter of `check`, another one at each turn, and all of it where that finds something.
 
         What shows a change of values, versions and state dicts loaded, is looked at every time.
 
         Args:
             settings: whether attributes are looked at, too.
+
+        Returns:
+            A new census, where something changed that memory does not depend on.
         """
         known, original = self._known, self._session.original
-        if known is None or self._replaced or not known.unwritten():
-            return True
-        parts: tuple[Callable[[], bool], ...] = (
-            lambda: known.trains() or (original is not None and original.replaced()),
-            lambda: known.holds_old_memory(),
-            lambda: settings and not known.same_settings(),
+        parts: tuple[Callable[[Census], bool], ...] = (
+            lambda seen: seen.trains() or (original is not None and original.replaced()),
+            lambda seen: seen.holds_old_memory(),
+            lambda seen: settings and not seen.same_settings(),
+            lambda seen: not seen.same_surroundings(),
         )
-        return parts[turn % len(parts)]()
+        if known is not None and not self._replaced and known.unwritten():
+            if not parts[turn % len(parts)](known):
+                return None
+        census = self.check()
+        check_mode(census)
+        return census
 
     def check(self) -> Census:
         """Raise if the trunks are not the remembered ones; returns the census."""
@@ -371,7 +382,7 @@ class WeightGuard:
             if self._known.holds_old_memory():
                 self._known, self._replaced = None, True
             raise WeightsChangedError(CHANGED.format(what=what))
-        if not self._known.same_places():
+        if not self._known.same_places() or not self._known.same_surroundings():
             return self._take()
         return self._known
 
