@@ -44,7 +44,7 @@ FLOORS = (
         "windows",
         "block",
     },
-    {"adapters", "conversion", "patches", "tokenwise", "watch", "weights", "wrappers"},
+    {"adapters", "conversion", "patches", "probe", "tokenwise", "watch", "weights", "wrappers"},
     {
         "advice",
         "calls",

@@ -28,6 +28,7 @@ from eventful.config import Config
 from eventful.errors import UnsupportedError
 from eventful.layout import TokenLayout
 from eventful.policies import Dials, Policy, dials_of, refresh_period
+from eventful.probe import Probe
 from eventful.recording import (
     Recorded,
     Recorder,
@@ -39,7 +40,7 @@ from eventful.recording import (
 )
 from eventful.slots import SlotPool, SlotState
 from eventful.step import Resident, Step
-from eventful.weights import Census, Probe
+from eventful.weights import Census
 from eventful.work import (
     HostPlaces,
     Outcome,
