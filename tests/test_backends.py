@@ -132,6 +132,18 @@ def test_special_and_due_tokens_come_on_top_of_the_cap(backend):
 
 
 @backends("pick", independent=True)
+def test_a_later_gate_lets_nothing_through_after_a_bad_frame(backend):
+    error = torch.tensor([[5.0, 1.0, 4.0], [5.0, 1.0, 4.0]], device=DEVICE)
+    level, cap = torch.zeros(2, device=DEVICE), torch.full((2,), 2, device=DEVICE)
+    rule = ops.PickRule(level, cap, prefix=1, leading=False)
+    report = torch.tensor([[3, 1, 0, 1, 0], [3, 0, 0, 1, 0]], dtype=torch.int32, device=DEVICE)
+    with eventful.use_backend(backend):
+        picked = ops.pick(error, rule, 3, report)
+    assert picked.count.tolist() == [3, 0]
+    assert report.tolist() == [[3, 1, 0, 3, 0], [3, 0, 0, 1, 0]]
+
+
+@backends("pick", independent=True)
 def test_without_a_level_no_more_want_to_pass_than_may(backend):
     error = torch.tensor([[0.1, 2.0, 4.0, 3.0, 2.5, 0.2, 0.5]], device=DEVICE)
     rule = ops.PickRule(

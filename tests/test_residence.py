@@ -293,6 +293,20 @@ class TestReports:
             got += outputs(vit, stream, [frame], device)
         near(got, expected, device)
 
+    @pytest.mark.parametrize("rule", RULES)
+    def test_a_bad_frame_leaves_the_memory_as_it_was(self, vit, device, rule):
+        """To the bit, though gates behind the first one have finite inputs of their own."""
+        model = eventful.convert(vit.make().to(device), RULES[rule](TopFraction(0.2)))
+        stream = Stream(model)
+        for frame in moving_square(4, vit.size, noise=0.3):
+            stream(frame.to(device))
+        stream._settle()
+        before = stream._plain().tensors
+        stream(torch.full((1, 3, *vit.size), torch.nan, device=device))
+        after = stream._state.move_out().tensors
+        for name, tensor in before.items():
+            torch.testing.assert_close(after[name], tensor, rtol=0, atol=0, equal_nan=True)
+
     def test_at_once_if_asked(self, vit, device):
         model = eventful.convert(vit.make().to(device), Config.fast(TopR(5)))
         clip = moving_square(5, vit.size, noise=0.05)

@@ -115,7 +115,7 @@ class Config:
             )
         if self.policy is not None:
             checked_policy(self.policy)
-        for name in ("protect", "fallback"):
+        for name in ("protect", "fallback", "deterministic"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is True or False; got {getattr(self, name)!r}.")
         if not _is_count(self.pool):

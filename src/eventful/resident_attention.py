@@ -46,12 +46,13 @@ def exact(attention: GlobalAttention, qkv: QKV) -> tuple[Tensor, Tensor | None]:
     new = (qkv[1], qkv[2])
     old = ops.swap_rows_((memory.key, memory.value), new, chosen.index, chosen.count, state.slots)
     state.write(spec.slot("query"), chosen, qkv[0])
+    # Where more rows are lost than are recomputed, threads that race decide which ones wait.
+    most = chosen.tokens if step.config.deterministic else min(REBASED, chosen.tokens)
     lost, many = ops.exchange_(
-        memory, new, old, picked, spec.scale, step.config.rebase, state.slots,
-        min(REBASED, chosen.tokens),
-    )  # fmt: skip
+        memory, new, old, picked, spec.scale, step.config.rebase, state.slots, most
+    )
     ops.recompute_(memory, ((chosen.index, chosen.count), (lost, many)), spec.scale, state.slots)
-    return memory.out, many.clamp_max(REBASED)
+    return memory.out, many.clamp_max(most)
 
 
 RESIDENT_RULES: dict[str, Callable[[GlobalAttention, QKV], tuple[Tensor, Tensor | None]]] = {

@@ -134,6 +134,8 @@ def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
     batch, tokens = error.shape
     forced = rule.forced(tokens)
     finite = torch.isfinite(error).all(dim=-1)
+    if not rule.leading:  # a frame that was bad at the first gate changes nothing later on
+        finite = finite & (report[:, 1] > 0)
     wanted, allowed = (
         torch.where(finite, number, 0)
         for number in wanted_tokens(error, rule.level, rule.cap, forced)

@@ -114,6 +114,8 @@ def _pick(
     rank = tl.sum(behind, axis=1)
 
     finite = tl.sum(bad, axis=0) == 0
+    if not LEADING:
+        finite = finite & (tl.load(report + stream * REPORT + 1) > 0)
     fixed = tl.sum(least, axis=0)
     by_error = tl.sum(above, axis=0)
     allowed = tl.where(finite, fixed + tl.minimum(cap, by_error), 0).to(tl.int32)
