@@ -24,13 +24,14 @@ import eventful
 from eventful.adapters.libraries import load
 from eventful.bench.dense import Workshop, dense_paths
 from eventful.bench.results import origin
-from eventful.bench.timing import gap, in_turn, timed
+from eventful.bench.timing import gap, in_turn, pipelined, timed
 
 ROOT = Path(__file__).resolve().parent.parent
 WEIGHTS = "weights/vit_small_patch14_dinov2_saliency.fp16.safetensors"
 CLIPS = ("bottles-static", "person-static", "cars-static", "dog-handheld")
 WARM = 4  # frames that compile, record and allocate
 FLUSHES = 24
+ROUNDS, IN_FLIGHT = 5, 8  # of frames handed over together; on a CPU one after another
 
 
 def assets() -> Path:
@@ -143,11 +144,24 @@ def run_flushes(
             pair[path] = timed(stream if path == "stream" else dense[own], frame)[1]
         ratios.append(pair["stream"] / pair[own])
         times.append(pair["stream"])
+
+    def flushed(frame: Tensor) -> Tensor:
+        stream.flush()
+        return stream(frame)
+
+    in_flight = []
+    for t in range(ROUNDS):
+        pair = {
+            path: pipelined(flushed if path == "stream" else dense[own], frames[:IN_FLIGHT])
+            for path in in_turn(["stream", own], t)
+        }
+        in_flight.append(pair["stream"] / pair[own])
     return {
         "preset": preset,
         "against": own,
         "ms": statistics.median(times),
         "ratio": statistics.median(ratios),
+        "ratio_in_flight": statistics.median(in_flight),
     }
 
 

@@ -86,6 +86,18 @@ def read_runtimes(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in paths]
 
 
+def read_defaults(folder: Path) -> list[dict[str, Any]]:
+    """The records of `benchmarks/default.py --out FOLDER/default/NAME.json`."""
+    paths = sorted((folder / "default").glob("*.json"))
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def read_backbones(folder: Path) -> list[dict[str, Any]]:
+    """The records of `benchmarks/backbone.py --out FOLDER/backbone/NAME.json`."""
+    paths = sorted((folder / "backbone").glob("*.json"))
+    return [json.loads(path.read_text()) for path in paths]
+
+
 # Two rows alike in these measure the same thing: the later one counts.
 _SAME = (
     "over",

@@ -107,6 +107,75 @@ def _milliseconds(value: float) -> str:
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
+def defaults(records: Sequence[dict[str, Any]]) -> str:
+    """The default settings on real clips, and dense steps of streams, by machine and precision."""
+    parts: list[str] = []
+    for record in sorted(records, key=lambda record: not record["cuda"]):
+        device = {"device": "cuda" if record["cuda"] else "cpu", **record}
+        kind = _SHORT_DTYPE.get(record["dtype"], record["dtype"])
+        kind += ", TF32" if record["tf32"] else ""
+        parts += [f"### {machine(device)}, {kind}, {record['size'].replace('x', ' x ')} pixels", ""]
+        if record["clips"]:
+            parts += [*_DEFAULT_HEAD, *map(_clip, record["clips"]), ""]
+        for flush in record["flushes"]:
+            line = (
+                f"A dense step under `{flush['preset']}` takes {flush['ratio']:.2f}x the model's "
+                f"own forward ({flush['against']})"
+            )
+            if record["cuda"]:
+                line += f", {flush['ratio_in_flight']:.2f}x with frames in flight"
+            parts += [f"{line}.", ""]
+        parts += [f"*torch {record['torch']}, commit {record['commit']}*", ""]
+    return "\n".join(parts) or "*Nothing is recorded yet: `benchmarks/default.py`.*"
+
+
+_DEFAULT_HEAD = (
+    "| clip | tokens updated | dense at its best | the default | time, against dense "
+    "| dense steps | feature error, median / worst |",
+    "|---|--:|--:|--:|--:|--:|--:|",
+)
+
+
+def _clip(row: dict[str, Any]) -> str:
+    best = row["dense_best"]
+    cells = (
+        row["clip"],
+        f"{row['updated']:.0%}",
+        f"{_milliseconds(row['dense_ms'][best])} ({best})",
+        _milliseconds(row["ms"]),
+        f"{row['ratio']:.2f}x",
+        f"{row['dense_steps']} of {row['frames'] - 1}",
+        f"{row['error_median']:.3f} / {row['error_worst']:.3f}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def backbones(records: Sequence[dict[str, Any]]) -> str:
+    """ViTDet's backbone with frames in flight."""
+    parts: list[str] = []
+    for record in records:
+        kind = _SHORT_DTYPE.get(record["dtype"], record["dtype"])
+        parts += [f"### {machine({'device': 'cuda', **record})}, {kind}", "", *_BACKBONE_HEAD]
+        for row in record["settings"]:
+            flight = dict(row["in_flight_ms"])
+            own = flight.pop("eventful")
+            best = min(flight, key=lambda name: flight[name])
+            parts.append(
+                f"| ViTDet-B {row['size']} | {row['r']} | {_milliseconds(own)} "
+                f"| {_milliseconds(flight[best])} ({best}) | {flight[best] / own:.2f}x "
+                f"| {_milliseconds(row['ms']['eventful'])} |"
+            )
+        parts += ["", f"*torch {record['torch']}, commit {record['commit']}*", ""]
+    return "\n".join(parts) or "*Nothing is recorded yet: `benchmarks/backbone.py`.*"
+
+
+_BACKBONE_HEAD = (
+    "| backbone | r | `fast`, in flight | dense at its best, in flight | speed-up "
+    "| `fast`, one frame at a time |",
+    "|---|--:|--:|--:|--:|--:|",
+)
+
+
 def pictures(paths: Sequence[Path], page: Path) -> str:
     """Links from a page to its pictures of growth."""
     lines = []

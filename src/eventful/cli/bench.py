@@ -14,7 +14,14 @@ import torch
 
 from eventful.bench.cases import SUBJECTS
 from eventful.bench.measure import check, measure, state_needed
-from eventful.bench.results import append, origin, read_all, read_runtimes
+from eventful.bench.results import (
+    append,
+    origin,
+    read_all,
+    read_backbones,
+    read_defaults,
+    read_runtimes,
+)
 from eventful.bench.rows import Row, Setting
 from eventful.bench.sweep import points
 from eventful.cli import bench_tables
@@ -137,6 +144,8 @@ def plot(results: Path, docs: Path, readme: Path) -> None:
     tables.put(page, tables.full(runs))
     tables.put(page, tables.pictures(growth, page), "growth")
     tables.put(page, tables.runtimes(read_runtimes(results)), "runtime")
+    tables.put(page, tables.defaults(read_defaults(results)), "default")
+    tables.put(page, tables.backbones(read_backbones(results)), "backbone")
     tables.put(readme, tables.short(runs))
     for path in (*made, page, readme):
         print(f"wrote {path}")
