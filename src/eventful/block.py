@@ -99,7 +99,9 @@ def _whole(
     if spec.window is not None:
         windowed = WindowedAttention.of(step, spec, tokens, positions)
         attended = windowed.selected_queries(step, q, chosen)
-        touched = step.shared(("touched", spec.trunk, spec.window), lambda: windowed.count(chosen))
+        _, touched = step.shared(
+            ("touched", windowed.windows, id(chosen)), lambda: (chosen, windowed.count(chosen))
+        )
         work = {"keys": chosen.counts, "windows": touched}
     else:
         attention = GlobalAttention.of(step, spec, chosen)

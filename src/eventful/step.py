@@ -220,6 +220,8 @@ def join_records(parts: list[StepRecord], places: Tensor) -> StepRecord:
         gates=gates,
         blocks=blocks,
         frame_gates=gated,
+        fallback=any(part.fallback for part in parts),
+        clock=lambda: sum(part.ms for part in parts),
     )
 
 

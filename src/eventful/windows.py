@@ -82,9 +82,10 @@ class WindowedAttention:
         qh, kh, vh = (ops.split_heads(part, self.spec.heads) for part in (q, k, v))
         parts = None
         if self.relative is not None:
-            place = step.shared(
+            # Kept with its selection: an id may belong to another one later in the step.
+            _, place = step.shared(
                 ("place in window", self.windows, id(selection)),
-                lambda: self.map.place_of[selection.index],
+                lambda: (selection, self.map.place_of[selection.index]),
             )
             parts = self.relative.logits(qh, place)
         pad = None if self.pad is None else (self.pad[1].flatten(), self.pad[2].flatten())

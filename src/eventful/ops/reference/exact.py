@@ -73,7 +73,8 @@ def gate_error(
         tokens = tokens + held(update, slots)
     seen = tokens.to(reference_.dtype)
     seen = seen if norm is None else norm.apply(seen)
-    return tokens, error_norm(seen, reference_, 2.0, slots)
+    before = current if update is None else tokens
+    return before, error_norm(seen, reference_, 2.0, slots)
 
 
 def gate_rows(
