@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from benching import plan, small  # noqa: F401
-from eventful.bench import parity, results, sweep
+from eventful.bench import parity, results, sweep, tables
 from eventful.cli import bench
 from eventful.cli.app import app
 from eventful.errors import ConfigError, UnsupportedError
@@ -162,7 +162,8 @@ def folder(plan, tmp_path, monkeypatch, capsys):
     bench.sweep(quick, ("r",), (2, 8), None, as_json=True)
     bench.sweep(quick, ("tokens",), (16, 36), None, as_json=True)
     bench.sweep(quick, ("depth", "batch"), (), None, as_json=True)
-    marks = {"docs/benchmarks.md": ("bench", "runtime", "growth"), "README.md": ("bench",)}
+    parts = ("bench", "runtime", "backbone", "default", "growth")
+    marks = {"docs/benchmarks.md": parts, "README.md": ("bench",)}
     for page, names in marks.items():
         text = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in names)
         (tmp_path / page).write_text(f"before\n{text}after\n")
@@ -262,3 +263,36 @@ def test_the_command_prints_a_table_and_shows_progress(small, monkeypatch, tmp_p
     assert "dense: eager" in printed.out
     assert "checking fast" in printed.err
     assert len(results.read(path)) == 1
+
+
+def test_the_default_on_real_video_as_a_table():
+    clip = {
+        "clip": "street", "frames": 80, "dense_best": "graph", "dense_ms": {"graph": 1.2},
+        "ms": 0.9, "ratio": 0.75, "dense_steps": 3, "updated": 0.39, "error_median": 0.018,
+        "error_worst": 0.2,
+    }  # fmt: skip
+    flush = {"preset": "fast", "against": "graph", "ratio": 1.02, "ratio_in_flight": 0.9}
+    record = {
+        "cuda": "13.0", "device_name": "NVIDIA H200", "threads": "16", "torch": "2.11",
+        "commit": "abc", "dtype": "bfloat16", "tf32": False, "size": "504x896",
+        "clips": [clip], "flushes": [flush],
+    }  # fmt: skip
+    made = tables.defaults([record])
+    row = "| street | 39% | 1.2 ms (graph) | 0.9 ms | 0.75x | 3 of 79 | 0.018 / 0.200 |"
+    assert row in made
+    assert "NVIDIA H200, bf16, 504 x 896 pixels" in made
+    assert "takes 1.02x the model's own forward (graph), 0.90x with frames in flight." in made
+    assert "commit abc" in made
+
+
+def test_the_backbone_in_flight_as_a_table():
+    settings = {
+        "size": 1024, "r": 512, "in_flight_ms": {"eventful": 1.1, "graph": 9.9},
+        "ms": {"eventful": 1.4, "graph": 10.0},
+    }  # fmt: skip
+    record = {
+        "device_name": "NVIDIA H200", "threads": "16", "torch": "2.11", "commit": "abc",
+        "dtype": "bfloat16", "settings": [settings],
+    }  # fmt: skip
+    row = "| ViTDet-B 1024 | 512 | 1.1 ms | 9.9 ms (graph) | 9.00x | 1.4 ms |"
+    assert row in tables.backbones([record])
