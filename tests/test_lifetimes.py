@@ -144,4 +144,6 @@ def test_device_memory_returns_to_where_it_began():
     began = held()
     for side in (64, 96, 128, 160, 192):
         run((side, 200))
-    assert held() == began
+    ended = held()
+    assert ended[0] <= began[0], f"{ended[0] - began[0]} bytes are still allocated"
+    assert ended[1] <= began[1], f"{ended[1] - began[1]} bytes are still reserved"
