@@ -50,7 +50,7 @@ def near(got, expected, kind="step"):
 @cells(policy=["all"], spelled=["top", "always"])
 def test_all_tokens_is_dense(world):
     """Under a busy machine dense steps come in between: the same again."""
-    stream, clip = world.stream(), world.clip(12)
+    stream, clip = world.stream(), world.clip(8)
     stream.policy = {"top": TopR(10**6), "always": Always()}[world.further["spelled"]]
     got, ran = run(stream, clip)
     world.check_path(stream)
@@ -64,7 +64,7 @@ def test_a_still_video_changes_nothing(world):
     config = world.config()
     stream, frame = Stream(world.convert(config)), world.clip(1)[0]
     first, turn = stream(frame), 0
-    for t in range(1, 9):
+    for t in range(1, 7):
         assert_near(stream(frame), first, "step", f"frame {t}")
         turn = 0 if all(stream.last.flushed) else turn + 1
         if turn and world.chosen in ("noise", "threshold"):
@@ -77,7 +77,7 @@ def test_a_still_video_changes_nothing(world):
 def test_interleaved_streams_equal_separate_ones(world, decisions):
     """Streams share what steps cost: separate ones run dense where the interleaved ones did."""
     model = world.convert()
-    clips = [world.clip(12, seed) for seed in (1, 2)]
+    clips = [world.clip(8, seed) for seed in (1, 2)]
     streams = [Stream(model), Stream(model)]
     got, ran = ([], []), ([], [])
     for frames in zip(*clips, strict=True):
@@ -91,7 +91,7 @@ def test_interleaved_streams_equal_separate_ones(world, decisions):
 
 
 # Streams by frame: some join, leave, skip frames and change places.
-PLAN = [*["abc"] * 8, "cb", "ba", "bad", "bad"]
+PLAN = [*["abc"] * 6, "cb", "ba", "bad", "bad"]
 
 
 @cells()
@@ -121,7 +121,7 @@ def test_a_batch_equals_single_streams(world, decisions, roomy):
         near(rows, decisions.replay(Stream(model), frames, ran), "model")
 
 
-@cells(at=[3, 11])
+@cells(at=[2, 7])
 def test_a_snapshot_goes_on_as_if_never_stopped(world, decisions, roomy):
     """Taken after eventful steps, or in the middle of dense ones.
 
@@ -134,7 +134,7 @@ def test_a_snapshot_goes_on_as_if_never_stopped(world, decisions, roomy):
     after, rest = run(resumed, clip[at:])
     world.check_path(resumed)
     if world.busy:
-        assert any(early) == (at > 3)
+        assert any(early) == (at > 2)
     near(decisions.replay(Stream(model), clip, early + rest), before + after)
 
 
@@ -162,7 +162,7 @@ def test_whatever_the_clock_does_the_stream_is_valid(world, roomy):
     config = world.config(scene_cut=None)
     stream, other = Stream(world.convert(config)), world.convert(without_fallback(config))
     ran = []
-    for t, frame in enumerate(world.clip(24)):
+    for t, frame in enumerate(world.clip(16)):
         got = stream(frame)
         ran.append(stream.last.fallback)
         if all(stream.last.flushed):
