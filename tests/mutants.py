@@ -126,8 +126,8 @@ MUTANTS = (
     Mutant(
         "writes past the version counter are not looked for on a device",
         "tenancy.py",
-        "if any([row[4] > 0 for ticket in last for row in ticket.report]):",
-        "if False:",
+        "        if any([row[4] > 0 for ticket in last for row in ticket.report]):\n",
+        "        if False:\n",
         ("tests/test_residence.py",),
     ),
     Mutant(

@@ -47,28 +47,30 @@ class TestDecisions:
 
     def test_dense_once_both_were_compared(self):
         """Eventful steps seem slow, take turns with dense ones, and lose."""
-        ran = Simulation().run([1500] * 60)
+        ran = Simulation().run([1500] * 40)
         assert ran[:ENOUGH] == [False] * ENOUGH
         assert ran[ENOUGH : 3 * ENOUGH] == [True, False] * ENOUGH
-        assert all(ran[3 * ENOUGH :])
+        again = 3 * ENOUGH + 1 + HOLD
+        assert all(ran[3 * ENOUGH : again])
+        assert ran[again : again + 2 * ENOUGH] == [True, False] * ENOUGH  # and compared again
 
     def test_finds_its_way_back(self):
         simulation = Simulation()
-        assert all(simulation.run([1500] * 40)[-20:])
+        assert all(simulation.run([1500] * (3 * ENOUGH + 10))[-10:])
         assert not any(simulation.run([100] * 40))
 
     def test_does_not_swing_at_the_break_even(self):
         simulation = Simulation()
-        simulation.run([1500] * 20)
+        simulation.run([1500] * (3 * ENOUGH + 1))
         edge = simulation.fallback.costs.break_even
-        ran = simulation.run([edge + 1, edge - 1] * 20)
+        ran = simulation.run([edge + 1, edge - 1] * (HOLD // 2))
         assert all(ran)
         assert not any(simulation.run([int(0.89 * edge)] * 3))
 
     def test_a_wrong_belief_is_put_right_after_a_while(self):
         """Measured slow while the machine was busy, and never run again: the clock says so."""
         simulation = Simulation(step=lambda m: 40.0)
-        assert all(simulation.run([800] * 30)[-10:])
+        assert all(simulation.run([800] * (3 * ENOUGH + 10))[-10:])
         simulation.step = lambda m: 5.0
         ran = simulation.run([800] * (HOLD + 40))
         assert not any(ran[-20:])

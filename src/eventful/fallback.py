@@ -22,7 +22,7 @@ from eventful.step import Demand
 
 VARIABLE = "EVENTFUL_FALLBACK"
 RETURN = 0.9  # of the break-even: fewer tokens than that end a run of dense steps
-HOLD, LONGEST_HOLD = 64, 1024  # dense steps before the next comparison; doubled each time
+HOLD, LONGEST_HOLD = 16, 1024  # dense steps before the next comparison; doubled each time
 _TURNS = 4 * ENOUGH  # most steps of a comparison: some are not timed
 _NEAR = 2  # classes of steps that count as the one compared
 

@@ -89,6 +89,7 @@ class Tenancy:
         self._pending: list[_Ticket] = []
         self._before: list[_Ticket] = []  # their outputs are done once the next has told
         self._counts: dict[int, _Counts] = {}
+        self._changed = False  # weights were written to
         self._dials: tuple[Any, tuple[list[Dials], int]] | None = None
         self._rings: dict[int, list[HostPlaces]] = {}
 
@@ -134,6 +135,8 @@ class Tenancy:
         if last:  # steps come in order, so the one before the last is done
             self._check_sound(before, state)
         if any([row[4] > 0 for ticket in last for row in ticket.report]):
+            self._changed = True
+        if self._changed:  # until the stream starts over
             raise WeightsChangedError(CHANGED.format(what="weights"))
         bad = [slot for ticket in last for slot in self._read(ticket, state)]
         if bad:
