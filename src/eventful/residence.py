@@ -96,7 +96,7 @@ def bucket(count: int, tokens: int, *, steady: bool = False) -> int:
         steady: the count does not change from frame to frame, so one number serves all of them.
     """
     step = 8 if tokens < 512 else 64
-    while tokens >= 512 and count > 8 * step:  # at most an eighth is padding beyond the first 512
+    while tokens >= 512 and count > 8 * step:  # beyond 512, less than a fifth is padding
         step *= 2
     step = min(step, 16) if steady else step
     return min(tokens, max(step, -(-count // step) * step))
@@ -117,7 +117,7 @@ class Residence:
         self._memory: Any = None
         self._side: Any = None
         self._last_stream: Any = None
-        self._one = threading.Lock()
+        self.one = threading.Lock()  # one step at a time: threads share the fixed places
 
     def use_weights(self, census: Census) -> None:
         """Forget what was made for other weights."""
@@ -222,24 +222,13 @@ class Residence:
         maps: bool,
         capture: bool,
     ) -> Outcome:
-        """Run one step of the streams in `state`; one at a time, because threads share the places.
+        """Run one step of the streams in `state`; its caller holds `one`.
 
         Args:
             flush: recompute everything; there may be no memory yet.
             dense: recompute everything, and count the tokens that wanted to pass.
         """
-        with self._one:
-            self._follow_stream(call.frame.device)
-            return self._step(
-                call, state, dials, policies, layouts, width, launch, host,
-                flush=flush, dense=dense, maps=maps, capture=capture,
-            )  # fmt: skip
-
-    def _step(
-        self, call: Call, state: SlotState, dials: list[Dials], policies: list[Policy],
-        layouts: dict[str, TokenLayout], width: int, launch: Launch, host: HostPlaces,
-        *, flush: bool, dense: bool, maps: bool, capture: bool,
-    ) -> Outcome:  # fmt: skip
+        self._follow_stream(call.frame.device)
         if self.pool.generation != self._generation:
             self._drop_works()
             self._generation = self.pool.generation

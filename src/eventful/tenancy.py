@@ -259,11 +259,12 @@ class Tenancy:
             width = self.residence.width(dials, passed, tokens, forced)
         before = list(state.frames)
         try:
-            outcome = self.residence.step(
-                plan.call, state, dials, policies, plan.layouts, width, plan.launch,
-                self._host(len(state.rows), plan.call.frame.device),
-                flush=plan.flush, dense=plan.dense, maps=plan.maps, capture=plan.capture,
-            )  # fmt: skip
+            with self.residence.one:
+                outcome = self.residence.step(
+                    plan.call, state, dials, policies, plan.layouts, width, plan.launch,
+                    self._host(len(state.rows), plan.call.frame.device),
+                    flush=plan.flush, dense=plan.dense, maps=plan.maps, capture=plan.capture,
+                )  # fmt: skip
         except FlushRequired:
             plan.flush, plan.dense = True, False
             return self._pass(plan, state, policies)
