@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import eventful
-from eventful.adapters.libraries import load
 from eventful.bench.dense import Workshop, dense_paths
 from eventful.bench.results import origin
 from eventful.bench.timing import gap, in_turn, pipelined, timed
+from eventful.surgery.libraries import load
 
 ROOT = Path(__file__).resolve().parent.parent
 WEIGHTS = "weights/vit_small_patch14_dinov2_saliency.fp16.safetensors"

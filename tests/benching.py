@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from eventful.adapters import libraries
 from eventful.bench import cases
 from eventful.bench.rows import Setting
 from eventful.cli import bench
+from eventful.surgery import libraries
 
 
 def tiny_vit(size: int, depth: int) -> nn.Module:

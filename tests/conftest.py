@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from eventful.costs import use_clock
+from eventful.cost.times import use_clock
 
 # The first example of a property pays for torch's warm-up, which is no fault of the property.
 settings.register_profile("eventful", deadline=None)

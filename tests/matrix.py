@@ -19,9 +19,9 @@ import eventful
 import zoo_timm
 from clips import moving_square
 from eventful import Config, NoiseThreshold, Stream, Threshold, TopR
-from eventful.fallback import Fallback
+from eventful.cost.fallback import Fallback
+from eventful.memory.slots import SlotState
 from eventful.policies import Policy, refresh_period
-from eventful.slots import SlotState
 from simulated import LARGE, Machine, large_vit
 
 
@@ -212,14 +212,14 @@ def world(request, monkeypatch, tmp_path):
     """The path and the clock of a cell; what steps cost is learned anew."""
     made = World(request.param)
     monkeypatch.setenv("EVENTFUL_CACHE", str(tmp_path))
-    monkeypatch.setattr("eventful.fallback.HOLD", 2)  # dense for a few frames only
+    monkeypatch.setattr("eventful.cost.fallback.HOLD", 2)  # dense for a few frames only
     if made.path == "resident":
-        monkeypatch.setattr("eventful.residence.DEVICES", {"cpu"})
+        monkeypatch.setattr("eventful.engine.residence.DEVICES", {"cpu"})
     clock: Any = nullcontext()
     if made.busy:
         # Few classes of steps, and one step of a class is enough: short clips have comparisons.
-        monkeypatch.setattr("eventful.costs._BINS", 4)
-        monkeypatch.setattr("eventful.costs.ENOUGH", 1)
+        monkeypatch.setattr("eventful.cost.times._BINS", 4)
+        monkeypatch.setattr("eventful.cost.times.ENOUGH", 1)
         seed = made.further.get("seed")
         ms = slower_than_dense(made.subject) if seed is None else erratic(made.subject, seed)
         clock = Machine(ms)
@@ -231,8 +231,8 @@ def world(request, monkeypatch, tmp_path):
 @pytest.fixture
 def roomy(monkeypatch):
     """Resident steps have slots for all tokens: none has to wait for the next frame."""
-    monkeypatch.setattr("eventful.residence._FIRST_SHARE", 1.0)
-    monkeypatch.setattr("eventful.residence._MARGIN", 1000.0)
+    monkeypatch.setattr("eventful.engine.residence._FIRST_SHARE", 1.0)
+    monkeypatch.setattr("eventful.engine.residence._MARGIN", 1000.0)
 
 
 class Decisions:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import eventful
-from eventful.adapters import Adapter
-from eventful.layout import TokenLayout
-from eventful.relative import relative_vectors
-from eventful.spec import BlockSpec, linear_cost
+from eventful.rules.relative import relative_vectors
+from eventful.rules.spec import BlockSpec, linear_cost
+from eventful.surgery.adapters import Adapter
+from eventful.tokens.layout import TokenLayout
 
 
 @dataclass

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import zoo_timm
-from eventful.costs import use_clock
+from eventful.cost.times import use_clock
 
 
 class Machine:
@@ -72,5 +72,5 @@ def clip_of(shares: list[float], size: tuple[int, int] = LARGE, *, noise: float 
 def path(request, monkeypatch):
     """Plain steps, and the steps of a GPU run on the CPU."""
     if request.param == "resident":
-        monkeypatch.setattr("eventful.residence.DEVICES", {"cpu"})
+        monkeypatch.setattr("eventful.engine.residence.DEVICES", {"cpu"})
     return request.param

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import eventful
-from eventful.layout import TokenLayout
+from eventful.tokens.layout import TokenLayout
 from published import BlockArgs, PublishedAdapter, PublishedBlock, PublishedTrunk
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import eventful
 from clips import moving_square
 from eventful import Config, Threshold, TopR
-from eventful.adapters.libraries import load
-from eventful.conversion import BlockForward, find_session
 from eventful.errors import NoMatchError, UnsupportedError
+from eventful.surgery.conversion import BlockForward, find_session
+from eventful.surgery.libraries import load
 from tolerances import assert_near
 from zoo_timm import (
     FRAME,

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import zoo_transformers as zoo
-from eventful.batch import StreamBatch
 from eventful.config import Config
-from eventful.conversion import convert, inspect, restore
 from eventful.errors import UnsupportedError
 from eventful.policies import TopR
-from eventful.stream import Stream
+from eventful.stream import Stream, StreamBatch
+from eventful.surgery.conversion import convert, inspect, restore
 from tolerances import assert_near, limit
 from zoo_transformers import ZOO, Entry
 

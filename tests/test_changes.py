@@ -17,7 +17,7 @@ import zoo_timm
 import zoo_transformers
 from clips import moving_square
 from eventful import Config, TopR, errors
-from eventful.probe import Probe
+from eventful.engine.probe import Probe
 from guarding import ENTRY, HomeMade, PeftLike, adapted, clip, model, refused  # noqa: F401
 
 

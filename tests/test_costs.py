@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from eventful.costs import ENOUGH, KEPT, Costs
+from eventful.cost.times import ENOUGH, KEPT, Costs
 
 N = 1600  # 100 tokens to each of the 16 classes
 

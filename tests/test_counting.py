@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from eventful.cli import paper_tables as paper
 from eventful.cli import reproduce
-from eventful.counting import (
+from eventful.cost.counting import (
     BlockShape,
     BlockWork,
     LinearCost,
@@ -23,7 +23,7 @@ from eventful.counting import (
     count_dense,
     count_frame_gate,
 )
-from eventful.counting_models import count_clip, vitdet_b, vivit_b_spatial, vivit_b_temporal
+from eventful.cost.models import count_clip, vitdet_b, vivit_b_spatial, vivit_b_temporal
 from eventful.errors import ConfigError
 
 GOLDEN: dict[str, dict[str, Any]] = json.loads(

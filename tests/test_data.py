@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import miniatures
-from eventful.data import Box, Problems, VideoSet, open_dataset, recognise
 from eventful.errors import (
     ConfigError,
     DamagedMediaError,
@@ -18,6 +17,7 @@ from eventful.errors import (
     MalformedDataError,
     MissingFileError,
 )
+from eventful.paper.data import Box, Problems, VideoSet, open_dataset, recognise
 from eventful.video.source import ImageFiles, VideoFile
 
 pytest.importorskip("av")
@@ -142,7 +142,7 @@ def test_vid_training_lists_each_snippet_once_and_det_keeps_vid_classes(
 
 
 def test_vid_classes_are_distinct_and_in_alphabetical_order() -> None:
-    from eventful.data.imagenet import CLASSES
+    from eventful.paper.data.imagenet import CLASSES
 
     wordnet, names, det = zip(*CLASSES, strict=True)
     assert list(names) == sorted(names)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import miniatures
-from eventful.data import Problems, open_dataset
-from eventful.data.check import check
 from eventful.errors import DamagedMediaError, MalformedDataError
+from eventful.paper.data import Problems, open_dataset
+from eventful.paper.data.check import check
 
 pytest.importorskip("PIL")
 pytest.importorskip("av")

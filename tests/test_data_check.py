@@ -11,8 +11,8 @@ import pytest
 import miniatures
 from commands import here  # noqa: F401
 from eventful.cli import data as command
-from eventful.data.check import Report, check
 from eventful.errors import MissingFileError
+from eventful.paper.data.check import Report, check
 
 pytest.importorskip("av")
 pytest.importorskip("PIL")

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import miniatures
-from eventful.data import EPIC_VIEWS, KINETICS_VIEWS, Problems, ViewPlan, open_dataset
-from eventful.data.epic import open_epic
 from eventful.errors import (
     ConfigError,
     DamagedMediaError,
     MalformedDataError,
     MissingFileError,
 )
+from eventful.paper.data import EPIC_VIEWS, KINETICS_VIEWS, Problems, ViewPlan, open_dataset
+from eventful.paper.data.epic import open_epic
 from eventful.video.source import ImageFiles, VideoFile
 
 pytest.importorskip("av")

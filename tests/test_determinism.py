@@ -40,7 +40,7 @@ def test_the_default_does(path, tmp_path, monkeypatch):
 
 def test_one_number_of_slots_serves_all_frames(monkeypatch):
     """A threshold's selections differ from frame to frame; the shape of the step does not."""
-    monkeypatch.setattr("eventful.residence.DEVICES", {"cpu"})
+    monkeypatch.setattr("eventful.engine.residence.DEVICES", {"cpu"})
     widths = {}
     for deterministic in (False, True):
         config = Config.fast(NoiseThreshold(), deterministic=deterministic, scene_cut=None)

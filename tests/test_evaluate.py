@@ -16,10 +16,8 @@ import tiny_models
 from eventful import Config
 from eventful.cli.evaluate_run import asked
 from eventful.cli.evaluate_run import settings as cli_settings
-from eventful.conversion import block_shapes
-from eventful.counting import BlockWork, count_backbone
-from eventful.counting_models import count_clip
-from eventful.data import open_dataset
+from eventful.cost.counting import BlockWork, count_backbone
+from eventful.cost.models import count_clip
 from eventful.errors import (
     CheckpointError,
     ConfigError,
@@ -27,13 +25,15 @@ from eventful.errors import (
     MissingFileError,
     RunError,
 )
-from eventful.evaluate import experiment as experiments
-from eventful.evaluate.evaluation import Settings, Silent, evaluate
-from eventful.evaluate.models import Weights
-from eventful.evaluate.runs import RunStore
-from eventful.evaluate.variants import schedule
 from eventful.models.shapes import temporal_blocks
 from eventful.models.vitdet import ViTDet
+from eventful.paper.data import open_dataset
+from eventful.paper.evaluate import experiment as experiments
+from eventful.paper.evaluate.evaluation import Settings, Silent, evaluate
+from eventful.paper.evaluate.models import Weights
+from eventful.paper.evaluate.runs import RunStore
+from eventful.paper.evaluate.variants import schedule
+from eventful.surgery.conversion import block_shapes
 from miniatures import damaged  # noqa: F401
 from tolerances import apart, assert_near, limit
 

@@ -11,17 +11,17 @@ import pytest
 
 import miniatures
 import tiny_models
-from eventful.data import open_dataset
-from eventful.evaluate import experiment as experiments
-from eventful.evaluate.evaluation import Settings, evaluate
-from eventful.evaluate.models import Weights
-from eventful.evaluate.padding import (
+from eventful.models.vitdet.model import detector_config
+from eventful.paper.data import open_dataset
+from eventful.paper.evaluate import experiment as experiments
+from eventful.paper.evaluate.evaluation import Settings, evaluate
+from eventful.paper.evaluate.models import Weights
+from eventful.paper.evaluate.padding import (
     mean_padding,
     padding_of,
     skipped_if_none_is_padding,
 )
-from eventful.evaluate.variants import Variant
-from eventful.models.vitdet.model import detector_config
+from eventful.paper.evaluate.variants import Variant
 from miniatures import damaged  # noqa: F401
 
 

@@ -16,17 +16,17 @@ import torch
 
 import miniatures
 import tiny_models
-from eventful.data import open_dataset
 from eventful.errors import (
     CheckpointError,
     RunError,
     WorkerError,
 )
-from eventful.evaluate.detection import DetectionJob
-from eventful.evaluate.models import Weights
-from eventful.evaluate.runs import RunStore, VideoResult
-from eventful.evaluate.variants import Variant
-from eventful.evaluate.workers import Item, Workers, work
+from eventful.paper.data import open_dataset
+from eventful.paper.evaluate.detection import DetectionJob
+from eventful.paper.evaluate.models import Weights
+from eventful.paper.evaluate.runs import RunStore, VideoResult
+from eventful.paper.evaluate.variants import Variant
+from eventful.paper.evaluate.workers import Item, Workers, work
 from miniatures import damaged  # noqa: F401
 
 
@@ -106,9 +106,9 @@ def test_a_worker_that_dies_ends_the_run(vid: Path, tmp_path: Path) -> None:
 STOPPED = """
 import os, signal, sys, time
 from pathlib import Path
-from eventful.data.records import Video
-from eventful.evaluate.runs import RunStore
-from eventful.evaluate.workers import Item, Workers
+from eventful.paper.data.records import Video
+from eventful.paper.evaluate.runs import RunStore
+from eventful.paper.evaluate.workers import Item, Workers
 from eventful.video.source import ImageFiles
 
 class Slow:

@@ -14,10 +14,10 @@ import tiny_models
 from eventful import Config
 from eventful.cli import paper_tables
 from eventful.errors import ConfigError
-from eventful.evaluate import experiment as experiments
-from eventful.evaluate.evaluation import Settings, evaluate
-from eventful.evaluate.experiment import Experiment
-from eventful.evaluate.variants import Variant
+from eventful.paper.evaluate import experiment as experiments
+from eventful.paper.evaluate.evaluation import Settings, evaluate
+from eventful.paper.evaluate.experiment import Experiment
+from eventful.paper.evaluate.variants import Variant
 
 
 @pytest.fixture(params=experiments.names())
@@ -153,5 +153,5 @@ def test_a_wheel_has_the_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with zipfile.ZipFile(wheel) as archive:
         files = archive.namelist()
     for name in experiments.names():
-        assert f"eventful/evaluate/experiments/{name}.toml" in files
+        assert f"eventful/paper/experiments/{name}.toml" in files
     assert "eventful/py.typed" in files

@@ -7,9 +7,8 @@ import torch
 
 import eventful
 from eventful import Config, NoiseThreshold, Stream, StreamBatch, Threshold, TopFraction, TopR
-from eventful.costs import ENOUGH, Costs
-from eventful.fallback import HOLD, Fallback
-from eventful.step import Demand
+from eventful.cost.fallback import HOLD, Demand, Fallback
+from eventful.cost.times import ENOUGH, Costs
 from simulated import LARGE, Machine, affine, clip_of, large_vit, path
 
 __all__ = ["path"]

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 import eventful
-from eventful.adapters import _ADAPTERS
+from eventful.surgery.adapters import _ADAPTERS
 from published import PublishedAdapter, config_from, trunk_from
 from tolerances import assert_near
 

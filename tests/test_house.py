@@ -20,57 +20,25 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / PACKAGE
 
 # Top to bottom. A file imports from its own floor and from those above it.
 FLOORS = (
-    {"errors"},
+    {"errors", "_moved"},
     {"ops"},
-    {
-        "selection",
-        "policies",
-        "config",
-        "state",
-        "counting",
-        "counting_models",
-        "footprint",
-        "layout",
-        "slots",
-    },
-    {
-        "spec",
-        "step",
-        "relative",
-        "resident",
-        "resident_attention",
-        "gating",
-        "attention",
-        "windows",
-        "block",
-    },
-    {"adapters", "conversion", "patches", "probe", "tokenwise", "watch", "weights", "wrappers"},
-    {
-        "advice",
-        "calls",
-        "costs",
-        "exclusive",
-        "fallback",
-        "frames",
-        "recording",
-        "work",
-        "snapshot",
-        "residence",
-        "passes",
-        "tenancy",
-        "stepper",
-        "stream",
-        "batch",
-        "models",
-        "video",
-    },
-    {"data", "evaluate", "train", "bench", "cli"},
+    {"tokens"},
+    {"config", "policies"},
+    {"memory", "cost"},
+    {"rules"},
+    {"surgery"},
+    {"engine"},
+    {"stream"},
+    {"models", "video"},
+    {"bench"},
+    {"paper"},
+    {"cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 GROUND = len(FLOORS) - 1  # the root package stands here: it may import anything
 
 MODEL_LIBRARIES = {"timm", "transformers", "torchvision"}
-KNOWS_MODEL_LIBRARIES = {"adapters", "bench", "cli"}
+KNOWS_MODEL_LIBRARIES = {"surgery", "bench", "cli"}
 NOT_AT_IMPORT = MODEL_LIBRARIES | {"av", "typer", "rich", "matplotlib", "pandas"}
 SHAPELESS_NAMES = {"utils", "util", "misc", "common", "helpers", "helper"}
 MOST_LINES = 450
@@ -282,11 +250,15 @@ def test_core_import_loads_no_optional_library() -> None:
 # What each rule must refuse: files of a made-up tree, and the module it must name.
 BROKEN = {
     "lower floor": ("downward", {"ops/a.py": "from eventful.stream import Stream"}, "ops.a"),
-    "lazy": ("downward", {"config.py": "def f():\n    import eventful.conversion"}, "config"),
-    "relative": ("downward", {"ops/a.py": "from .. import block"}, "ops.a"),
-    "relative name": ("downward", {"ops/a.py": "from ..block import Block"}, "ops.a"),
-    "room of root": ("downward", {"state.py": "from eventful import adapters"}, "state"),
-    "public name of root": ("downward", {"state.py": "from eventful import convert"}, "state"),
+    "lazy": ("downward", {"config.py": "def f():\n    import eventful.surgery"}, "config"),
+    "relative": ("downward", {"ops/a.py": "from .. import rules"}, "ops.a"),
+    "relative name": ("downward", {"ops/a.py": "from ..rules import Block"}, "ops.a"),
+    "room of root": ("downward", {"memory/a.py": "from eventful import surgery"}, "memory.a"),
+    "public name of root": (
+        "downward",
+        {"memory/a.py": "from eventful import convert"},
+        "memory.a",
+    ),
     "root itself": ("downward", {"stream.py": "import eventful"}, "stream"),
     "in try": ("downward", {"errors.py": "try:\n    import eventful.ops\nfinally: ..."}, "errors"),
     "else of TYPE_CHECKING": (
@@ -294,40 +266,41 @@ BROKEN = {
         {"errors.py": "if TYPE_CHECKING: ...\nelse:\n    import eventful.ops"},
         "errors",
     ),
+    "the paper's wing": ("downward", {"models/a.py": "import eventful.paper"}, "models.a"),
     "same floor cycle": (
         "cycle",
-        {"state.py": "import eventful.config", "config.py": "from eventful.state import State"},
-        "state",
+        {"policies.py": "import eventful.config", "config.py": "from eventful.policies import P"},
+        "policies",
     ),
     "cycle through a package": (
         "cycle",
         {"ops/__init__.py": "from eventful.ops.a import f", "ops/a.py": "from . import g"},
         "ops.a",
     ),
-    "model library": ("stranger", {"conversion.py": "from timm.models import vit"}, "conversion"),
-    "loaded model library": ("stranger", {"block.py": 'm = libraries.load("timm")'}, "block"),
+    "model library": ("stranger", {"rules/a.py": "from timm.models import vit"}, "rules.a"),
+    "loaded model library": ("stranger", {"rules/a.py": 'm = libraries.load("timm")'}, "rules.a"),
     "homeless": ("floor", {"attic.py": ""}, "attic"),
-    "long": ("length", {"block.py": "x = 1\n" * (MOST_LINES + 1)}, "block"),
+    "long": ("length", {"rules/a.py": "x = 1\n" * (MOST_LINES + 1)}, "rules.a"),
     "shapeless": ("name", {"ops/utils.py": ""}, "ops.utils"),
 }
 
 FINE = {
     "upper floor": {"stream.py": "from eventful.config import Config"},
-    "same floor": {"state.py": "from eventful.config import Config"},
+    "same floor": {"policies.py": "from eventful.config import Config"},
     "root imports all": {"__init__.py": "from eventful.cli import main"},
-    "version": {"state.py": "from eventful import __version__"},
-    "upper room of root": {"selection.py": "from eventful import ops"},
+    "version": {"memory/a.py": "from eventful import __version__"},
+    "upper room of root": {"tokens/a.py": "from eventful import ops"},
     "typing only": {"ops/a.py": "if TYPE_CHECKING:\n    from eventful.stream import Stream"},
     "lazy cycle": {
-        "state.py": "import eventful.config",
-        "config.py": "def f(): from . import state",
+        "policies.py": "import eventful.config",
+        "config.py": "def f(): from . import policies",
     },
-    "adapter": {"adapters/vit.py": "from timm.models import vit\nload('transformers')"},
-    "longest": {"block.py": "x = 1\n" * MOST_LINES},
+    "adapter": {"surgery/vit.py": "from timm.models import vit\nload('transformers')"},
+    "longest": {"rules/a.py": "x = 1\n" * MOST_LINES},
 }
 
-SKELETON = ["ops", "adapters", "cli"]
-ROOMS = ["errors", "config", "state", "block", "conversion", "stream"]
+SKELETON = ["ops", "tokens", "memory", "rules", "surgery", "models", "paper", "cli"]
+ROOMS = ["errors", "config", "policies", "stream"]
 
 
 def build(root: Path, files: dict[str, str]) -> House:

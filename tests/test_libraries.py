@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from eventful.adapters import libraries
 from eventful.errors import MissingDependencyError
+from eventful.surgery import libraries
 
 # Stands in for torchvision: `extension` says whether the compiled operators loaded, and like the
 # real package it registers a fake for nms whatever the answer.
@@ -98,7 +98,7 @@ except RuntimeError as error:
     assert "torchvision::nms does not exist" in str(error)
 else:
     raise AssertionError("the stand-in should not import unaided")
-from eventful.adapters import libraries
+from eventful.surgery import libraries
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     assert [libraries.repair_torchvision() for _ in range(3)] == ["repaired"] * 3

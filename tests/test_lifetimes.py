@@ -11,8 +11,8 @@ import eventful
 import zoo_timm
 from clips import moving_square
 from eventful import Config, Stream, StreamBatch, TopR
+from eventful.engine.residence import MOST_WORKS
 from eventful.errors import StreamClosedError
-from eventful.residence import MOST_WORKS
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -22,7 +22,7 @@ on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA
 )
 def device(request, monkeypatch):
     if request.param == "resident":
-        monkeypatch.setattr("eventful.residence.DEVICES", {"cpu"})
+        monkeypatch.setattr("eventful.engine.residence.DEVICES", {"cpu"})
     return "cuda" if request.param == "cuda" else "cpu"
 
 
@@ -91,7 +91,7 @@ class TestClosing:
 
 def test_few_frame_sizes_are_kept(model, device, monkeypatch):
     """The sizes used last stay, and those of streams that still live."""
-    if device == "cpu" and "cpu" not in eventful.residence.DEVICES:
+    if device == "cpu" and "cpu" not in eventful.engine.residence.DEVICES:
         pytest.skip("plain steps keep nothing in the model")
     living = Stream(model)
     living(frames(1, device, (40, 40))[0])
@@ -105,7 +105,7 @@ def test_few_frame_sizes_are_kept(model, device, monkeypatch):
 
 
 def test_few_recordings_are_kept(model, device):
-    if device == "cpu" and "cpu" not in eventful.residence.DEVICES:
+    if device == "cpu" and "cpu" not in eventful.engine.residence.DEVICES:
         pytest.skip("plain steps are not recorded")
     torch.manual_seed(7)
     wide = eventful.convert(

@@ -10,8 +10,8 @@ import eventful
 from clips import moving_square
 from eventful import Config, NoiseThreshold, SceneCut, Stream, StreamBatch, Threshold
 from eventful.errors import NonFiniteError, TrainingModeError, WeightsChangedError
+from eventful.memory.slots import SlotState
 from eventful.ops.reference.gates import SAMPLE
-from eventful.slots import SlotState
 from matrix import SUBJECTS
 from simulated import clip_of, path
 from tolerances import apart, assert_near, limit

@@ -545,7 +545,7 @@ class TestSpecs:
     def made(self, model, monkeypatch):
         """How often a block was described."""
         counts = []
-        adapter = next(a for a in eventful.adapters.adapters() if a.matches(model))
+        adapter = next(a for a in eventful.surgery.adapters.adapters() if a.matches(model))
         describe = type(adapter).spec
 
         def counting(self, trunk, block):

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eventful.data.records import Box
 from eventful.errors import ConfigError, MissingDependencyError
-from eventful.evaluate import metrics
-from eventful.evaluate.metrics import Detections, average_views, coco_map50, fgfa_map50, top_k
-from eventful.evaluate.precision import vid_thresholds
+from eventful.paper.data.records import Box
+from eventful.paper.evaluate import metrics
+from eventful.paper.evaluate.metrics import Detections, average_views, coco_map50, fgfa_map50, top_k
+from eventful.paper.evaluate.precision import vid_thresholds
 from tolerances import limit
 
 CLASSES = ("car", "dog", "fox", "bus")  # no example shows a bus

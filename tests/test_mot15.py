@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import miniatures
-from eventful.adapters import libraries
 from eventful.config import PRESETS
-from eventful.data import Box
-from eventful.evaluate.metrics import Detections
+from eventful.paper.data import Box
+from eventful.paper.evaluate.metrics import Detections
+from eventful.surgery import libraries
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

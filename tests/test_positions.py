@@ -17,17 +17,17 @@ import zoo_timm
 import zoo_transformers
 from clips import moving_square
 from eventful import Config, Stream, StreamBatch, TopR
-from eventful.adapters.base import Session
-from eventful.adapters.constants import SizedMethod
 from eventful.bench.dense import Workshop, dense_paths
 from eventful.errors import WeightsChangedError
-from eventful.evaluate.contenders import contender
-from eventful.evaluate.variants import DENSE, Variant
+from eventful.memory.state import StreamState
 from eventful.models.blocks import at_size
 from eventful.models.vitdet import BackboneConfig, ViTDetBackbone
 from eventful.models.vivit import SpatialModel, ViViTConfig
-from eventful.state import StreamState
-from eventful.step import Step
+from eventful.paper.evaluate.contenders import contender
+from eventful.paper.evaluate.variants import DENSE, Variant
+from eventful.rules.step import Step
+from eventful.surgery.adapters.constants import SizedMethod
+from eventful.surgery.session import Session
 from zoo_timm import Entry, named, plain, rotary
 from zoo_transformers import WIDE, interpolated
 
@@ -131,7 +131,7 @@ def subject(request) -> Subject:
 @pytest.fixture(params=["plain", "resident"])
 def steps(request, monkeypatch) -> str:
     if request.param == "resident":
-        monkeypatch.setattr("eventful.residence.DEVICES", {"cpu"})
+        monkeypatch.setattr("eventful.engine.residence.DEVICES", {"cpu"})
     return request.param
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import eventful
 from eventful import Config, Selection, Threshold, TopR, ops
-from eventful.layout import TokenLayout
+from eventful.tokens.layout import TokenLayout
 from small import drifting_tokens, random_trunk
 from tolerances import assert_near
 

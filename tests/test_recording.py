@@ -14,8 +14,8 @@ import zoo_timm
 import zoo_transformers
 from clips import moving_square
 from eventful import Config, Stream, TopR
-from eventful.recording import Blocks, Recorded, Recorder, Replay, Unlike
-from eventful.step import Step
+from eventful.engine.graphs import Blocks, Recorded, Recorder, Replay, Unlike
+from eventful.rules.step import Step
 
 FAMILIES = {
     "vit": zoo_timm.ZOO["vit"],
@@ -44,7 +44,7 @@ def through(monkeypatch: pytest.MonkeyPatch, track: object) -> list[Step]:
         made.append(Step(*args, track=track, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr("eventful.stepper.Step", make)
+    monkeypatch.setattr("eventful.engine.runner.Step", make)
     return made
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from eventful.adapters.libraries import load
-from eventful.adapters.torchvision_ops import compiled_ops
 from eventful.models.vitdet import boxes, regions
+from eventful.surgery.adapters.torchvision_ops import compiled_ops
+from eventful.surgery.libraries import load
 from tolerances import BOXES, VALUES, limit
 
 

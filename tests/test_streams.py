@@ -321,7 +321,7 @@ class TestRecords:
 
 
 def eventful_load(name):
-    from eventful.adapters import libraries
+    from eventful.surgery import libraries
 
     return libraries.load(name)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import eventful
 from eventful import Config, NoiseThreshold, TopR, errors
-from eventful.selection import Selection
+from eventful.tokens.selection import Selection
 from guarding import ENTRY, clip, holds, model, refused, stream, unchanged  # noqa: F401
 from small import random_trunk
 from tolerances import assert_near

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 import eventful
 import zoo_timm
 import zoo_transformers
-from eventful import Config, TopR, errors, tokenwise
+from eventful import Config, TopR, errors
+from eventful.surgery import tokenwise
 from guarding import clip, model  # noqa: F401
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from eventful.errors import CheckpointError, ConfigError
-from eventful.train import checkpoints
-from eventful.train import journal as journals
-from eventful.train.engine import Habits, Moment, Trainer
-from eventful.train.journal import Journal, read
-from eventful.train.processes import Processes
-from eventful.train.recipes import VID, Recipe
-from eventful.train.samples import Resumable
+from eventful.paper.train import checkpoints
+from eventful.paper.train import journal as journals
+from eventful.paper.train.engine import Habits, Moment, Trainer
+from eventful.paper.train.journal import Journal, read
+from eventful.paper.train.processes import Processes
+from eventful.paper.train.recipes import VID, Recipe
+from eventful.paper.train.samples import Resumable
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 RECIPE = Recipe(epochs=2, batch=2, lr=0.1, weight_decay=0.0)

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 import eventful
 import miniatures
 from commands import here  # noqa: F401
-from eventful.data import Problems, open_dataset
 from eventful.errors import CheckpointError, ConfigError, DamagedMediaError, NonFiniteError
 from eventful.models.loading import load_model
 from eventful.models.vitdet import ViTDet, vitdet_b
 from eventful.models.vitdet.model import detector_config
-from eventful.train import checkpoints
-from eventful.train.detector import (
+from eventful.paper.data import Problems, open_dataset
+from eventful.paper.train import checkpoints
+from eventful.paper.train.detector import (
     DetectorPlan,
     faster_rcnn,
     freeze,
@@ -30,12 +30,12 @@ from eventful.train.detector import (
     train_detector,
     training_frames,
 )
-from eventful.train.engine import Habits
-from eventful.train.export import save_model
-from eventful.train.frames import Augment, FrameExamples, at_most_per_class, collate, flipped
-from eventful.train.journal import read
-from eventful.train.processes import Processes
-from eventful.train.recipes import VID, Recipe
+from eventful.paper.train.engine import Habits
+from eventful.paper.train.export import save_model
+from eventful.paper.train.frames import Augment, FrameExamples, at_most_per_class, collate, flipped
+from eventful.paper.train.journal import read
+from eventful.paper.train.processes import Processes
+from eventful.paper.train.recipes import VID, Recipe
 from tolerances import BOXES, SCORES
 from torchrun import pair
 
@@ -307,10 +307,10 @@ def test_a_frame_that_cannot_be_read_is_replaced_where_problems_are_noted(tmp_pa
 PAIR = """
 import sys
 from pathlib import Path
-from eventful.train.detector import DetectorPlan, train_detector
-from eventful.train.engine import Habits
-from eventful.train.processes import joined
-from eventful.train.recipes import Recipe
+from eventful.paper.train.detector import DetectorPlan, train_detector
+from eventful.paper.train.engine import Habits
+from eventful.paper.train.processes import joined
+from eventful.paper.train.recipes import Recipe
 
 root, out = Path(sys.argv[1]), Path(sys.argv[2])
 plan = DetectorPlan(root, also=("det_train",))

@@ -11,19 +11,19 @@ import torch
 from safetensors.torch import load_file
 
 import miniatures
-from eventful.conversion import convert
-from eventful.data import ViewPlan
 from eventful.errors import CheckpointError, ConfigError
 from eventful.models.loading import load_model
 from eventful.models.vivit import ViViT, ViViTConfig, classify_views, prepare
+from eventful.paper.data import ViewPlan
+from eventful.paper.train import checkpoints
+from eventful.paper.train.engine import Habits
+from eventful.paper.train.export import save_model
+from eventful.paper.train.journal import read
+from eventful.paper.train.processes import Processes
+from eventful.paper.train.recipes import EPIC, KINETICS, Recipe
+from eventful.paper.train.temporal import TemporalPlan, TemporalTuning
 from eventful.stream import Stream
-from eventful.train import checkpoints
-from eventful.train.engine import Habits
-from eventful.train.export import save_model
-from eventful.train.journal import read
-from eventful.train.processes import Processes
-from eventful.train.recipes import EPIC, KINETICS, Recipe
-from eventful.train.temporal import TemporalPlan, TemporalTuning
+from eventful.surgery.conversion import convert
 from tolerances import VALUES, apart, assert_near, limit
 from torchrun import pair
 

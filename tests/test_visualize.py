@@ -15,10 +15,10 @@ import miniatures
 import tiny_models
 from clips import moving_square
 from eventful import Config, TopR
-from eventful.adapters.libraries import load
 from eventful.cli.app import app
 from eventful.cli.visualize_run import open_frames
 from eventful.errors import ConfigError, EventfulError, FrameError, MalformedDataError
+from eventful.surgery.libraries import load
 from eventful.video.budgets import Budget, budget_at, parse_budget, parse_schedule
 from eventful.video.charts import spread
 from eventful.video.overlay import UpdateView, find_gate, mask_picture, paper_gate

@@ -9,7 +9,6 @@ import torch
 
 import eventful
 from clips import moving_square
-from eventful.adapters.libraries import load
 from eventful.config import PRESETS
 from eventful.errors import ConfigError, FrameError, UnsupportedError
 from eventful.models.blocks import pooled
@@ -32,6 +31,7 @@ from eventful.models.vitdet.frames import fitted_size
 from eventful.models.vitdet.heads import HeadConfig
 from eventful.models.vitdet.losses import Sampling, box_losses, label_candidates
 from eventful.models.vitdet.model import detector_config
+from eventful.surgery.libraries import load
 from published import config_from
 from test_golden import CASES, read
 from test_regions import random_boxes

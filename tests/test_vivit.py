@@ -11,10 +11,9 @@ from clips import moving_square
 from eventful.cli import paper_tables as paper
 from eventful.cli import reproduce
 from eventful.config import PRESETS
-from eventful.conversion import block_shapes
-from eventful.counting import BlockWork, count_backbone
-from eventful.counting_models import vitdet_b as vitdet_by_hand
-from eventful.counting_models import vivit_b_spatial, vivit_b_temporal
+from eventful.cost.counting import BlockWork, count_backbone
+from eventful.cost.models import vitdet_b as vitdet_by_hand
+from eventful.cost.models import vivit_b_spatial, vivit_b_temporal
 from eventful.errors import ConfigError, FrameError, UnsupportedError
 from eventful.models.shapes import spatial_shapes, temporal_shapes, vitdet_shapes
 from eventful.models.vivit import (
@@ -29,6 +28,7 @@ from eventful.models.vivit import (
     vivit_b_epic,
     vivit_b_kinetics,
 )
+from eventful.surgery.conversion import block_shapes
 from published import config_from
 from test_golden import CASES, read
 from test_vitdet import golden_state, stir

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from eventful.adapters.libraries import load
 from eventful.errors import CheckpointError
 from eventful.models.blocks import Block
 from eventful.models.layouts import LAYOUTS
 from eventful.models.loading import build, convert_checkpoint, load_model, load_weights, save
 from eventful.models.vitdet import BackboneConfig, ViTDet, ViTDetBackbone, vitdet_b
 from eventful.models.vivit import ViViT, vivit_b_epic, vivit_b_kinetics
+from eventful.surgery.libraries import load
 from tolerances import VALUES
 
 Shapes = dict[str, tuple[int, ...]]

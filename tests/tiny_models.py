@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from eventful.data import open_dataset
 from eventful.models.layouts import LayoutReport
 from eventful.models.loading import Converted, save
 from eventful.models.vitdet import Target, ViTDet
 from eventful.models.vitdet.model import detector_config
 from eventful.models.vivit import ViViT, ViViTConfig
+from eventful.paper.data import open_dataset
 from test_vitdet import stir
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import eventful
 from eventful import Config
-from eventful.adapters.libraries import load
+from eventful.surgery.libraries import load
 
 timm = load("timm")
 vit = load("timm.models.vision_transformer")

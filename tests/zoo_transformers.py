@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eventful.adapters.libraries import load
+from eventful.surgery.libraries import load
 
 transformers = load("transformers")
 

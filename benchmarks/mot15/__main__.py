@@ -24,9 +24,9 @@ from benchmarks.mot15.settings import (
     say,
 )
 from benchmarks.mot15.training import build_backbone, trained
-from eventful.adapters import libraries
 from eventful.bench.results import origin
 from eventful.config import PRESETS
+from eventful.surgery import libraries
 
 
 def parse() -> argparse.Namespace:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.mot15.settings import PATCH, Options
-from eventful.data import Box, Video, open_dataset
+from eventful.paper.data import Box, Video, open_dataset
 from eventful.video.source import read_image
 
 

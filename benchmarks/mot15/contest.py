@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from benchmarks.mot15.clips import Clip
 from benchmarks.mot15.settings import Clock, Options, say
 from benchmarks.mot15.training import as_map, normalised
-from eventful.batch import StreamBatch
 from eventful.config import Config
-from eventful.conversion import convert
-from eventful.evaluate.metrics import Detections, coco_map50
-from eventful.evaluate.variants import schedule
 from eventful.models.anchor_free import PointHead
+from eventful.paper.evaluate.metrics import Detections, coco_map50
+from eventful.paper.evaluate.variants import schedule
 from eventful.policies import Policy, TopFraction
+from eventful.stream import StreamBatch
+from eventful.surgery.conversion import convert
 
 OWN_POLICY = ("fast", "exact")  # presets with a policy of their own, which is measured, too
 SKIPS = (2, 3, 4, 6, 8, 12, 16, 32)

@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.mot15.contest import Score
 from benchmarks.mot15.settings import ROOT
-from eventful.adapters import libraries
 from eventful.bench.tables import put
+from eventful.surgery import libraries
 
 RESULTS = ROOT / "benchmarks" / "results" / "mot15"
 PICTURE = ROOT / "docs" / "images" / "mot15.png"

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from benchmarks.mot15.clips import Clip, fit, load_clips, scaled
 from benchmarks.mot15.settings import BACKBONE, PATCH, Clock, Options, say
-from eventful.adapters import libraries
 from eventful.bench.results import origin
-from eventful.data import Box
 from eventful.models.anchor_free import PointHead, PointHeadConfig
 from eventful.models.vitdet import Target
+from eventful.paper.data import Box
+from eventful.surgery import libraries
 
 PIXEL_MEAN, PIXEL_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PROBE = 50  # steps after which the time of one is known

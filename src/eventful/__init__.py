@@ -5,16 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from eventful import _moved
+
 if TYPE_CHECKING:
-    from eventful.adapters import Adapter as Adapter
-    from eventful.adapters import register_adapter as register_adapter
-    from eventful.adapters.libraries import repair_torchvision as repair_torchvision
-    from eventful.batch import StreamBatch as StreamBatch
     from eventful.config import Config as Config
     from eventful.config import SceneCut as SceneCut
-    from eventful.conversion import convert as convert
-    from eventful.conversion import inspect as inspect
-    from eventful.conversion import restore as restore
     from eventful.errors import EventfulError as EventfulError
     from eventful.ops.registry import use_backend as use_backend
     from eventful.policies import Always as Always
@@ -25,18 +20,24 @@ if TYPE_CHECKING:
     from eventful.policies import TopFraction as TopFraction
     from eventful.policies import TopR as TopR
     from eventful.policies import register_policy as register_policy
-    from eventful.selection import Selection as Selection
-    from eventful.step import StepRecord as StepRecord
+    from eventful.rules.record import StepRecord as StepRecord
     from eventful.stream import Stream as Stream
+    from eventful.stream import StreamBatch as StreamBatch
+    from eventful.surgery.adapters import Adapter as Adapter
+    from eventful.surgery.adapters import register_adapter as register_adapter
+    from eventful.surgery.conversion import convert as convert
+    from eventful.surgery.conversion import inspect as inspect
+    from eventful.surgery.conversion import restore as restore
+    from eventful.surgery.libraries import repair_torchvision as repair_torchvision
+    from eventful.tokens.selection import Selection as Selection
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "adapters": ("Adapter", "register_adapter"),
-    "adapters.libraries": ("repair_torchvision",),
-    "batch": ("StreamBatch",),
+    "surgery.adapters": ("Adapter", "register_adapter"),
+    "surgery.libraries": ("repair_torchvision",),
     "config": ("Config", "SceneCut"),
-    "conversion": ("convert", "inspect", "restore"),
+    "surgery.conversion": ("convert", "inspect", "restore"),
     "errors": ("EventfulError",),
     "ops.registry": ("use_backend",),
     "policies": (
@@ -49,10 +50,11 @@ _HOMES = {
         "TopR",
         "register_policy",
     ),
-    "selection": ("Selection",),
-    "step": ("StepRecord",),
-    "stream": ("Stream",),
+    "tokens.selection": ("Selection",),
+    "rules.record": ("StepRecord",),
+    "stream": ("Stream", "StreamBatch"),
 }
+_moved.install()
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = sorted(_HOME_OF)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eventful import ops
 from eventful.errors import ConfigError
-from eventful.selection import Selection
+from eventful.tokens.selection import Selection
 
 
 @dataclass

@@ -1,21 +1,31 @@
-"""A stream: one video's memory, stepped frame by frame through a converted model."""
+"""Streams: videos through a converted model, one, or many in one forward pass."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from eventful.calls import Call
 from eventful.config import checked_policy
-from eventful.frames import find_frame, refuse_attentions
+from eventful.engine.call import Call
+from eventful.engine.frames import (
+    Signature,
+    batched,
+    find_frame,
+    refuse_attentions,
+    rows_not_finite,
+)
+from eventful.engine.identity import identity_of
+from eventful.engine.runner import Stepper
+from eventful.engine.tenancy import Check
+from eventful.errors import FrameError, NonFiniteError, StreamNameError
+from eventful.memory.slots import SlotState
+from eventful.memory.snapshot import Snapshot, read_snapshot, write_snapshot
+from eventful.memory.state import StreamState
 from eventful.policies import Policy
-from eventful.snapshot import Snapshot, read_snapshot, write_snapshot
-from eventful.state import StreamState
-from eventful.stepper import Stepper
-from eventful.tenancy import Check
 
 
 class Stream(Stepper):
@@ -90,7 +100,7 @@ class Stream(Stepper):
         """All that shapes the next frame, as safetensors; written to `path` if given."""
         with self._alone():
             content = Snapshot(self._plain(), [self._policy] * len(self._state), self._signature)
-            return write_snapshot(self._session, content, path)
+            return write_snapshot(identity_of(self._session), content, path)
 
     @classmethod
     def load(
@@ -104,9 +114,234 @@ class Stream(Stepper):
         """A stream that goes on where `snapshot` was taken, with the same model and config."""
         stream = cls(model, maps=maps, check=check)
         with torch.inference_mode(False):
-            content = read_snapshot(stream._session, source)
+            content = read_snapshot(identity_of(stream._session), source)
         stream._state, stream._signature = content.state, content.signature
         if content.policies:
             stream._policy = content.policies[0]
         stream._weights.remember(stream._weights.check(), ran=False)
         return stream
+
+
+_SHOWN = 8  # names in a batch's repr
+
+
+class StreamBatch(Stepper):
+    """Many videos in one forward pass; they join and leave at any frame.
+
+    Streams that are not part of a call keep their state. On a CPU, stepping all of them, in
+    the order they joined, copies nothing, and stepping some of them copies their state in and
+    out; on a GPU the memory stays in place whichever are stepped.
+
+    A frame that is not finite concerns its own stream alone: the others are stepped. On a CPU the
+    call then raises a `NonFiniteError` with the names of the bad `streams`, the `good` ones and
+    the model's `result` for those; on a GPU it returns, and the next call raises.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        policy: Policy | None = None,
+        *,
+        maps: bool = False,
+        check: Check = "async",
+    ) -> None:
+        super().__init__(model, maps=maps, check=check)
+        self._default = checked_policy(policy) if policy is not None else self.config.policy
+        self._policies: dict[str, Policy | None] = {}
+        self._left_out: list[int] = []  # frames of the running call that were not finite
+
+    def __repr__(self) -> str:
+        names = [repr(name) for name in self.streams]
+        if len(names) > _SHOWN:
+            names = [*names[:_SHOWN], f"... {len(names)} in all"]
+        shown = ", ".join(names) or "no streams"
+        return f"StreamBatch({self._about(self._default)}: {shown})"
+
+    def _names(self) -> Sequence[str]:
+        return self.streams
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Names of the streams, in the order they joined."""
+        return tuple(self._policies)
+
+    @property
+    def policy(self) -> Policy | None:
+        """The policy of streams that join without one; assigning it sets it for all."""
+        return self._default
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._default = checked_policy(policy)
+        self._policies = dict.fromkeys(self._policies, self._default)
+
+    def join(
+        self, name: str, policy: Policy | None = None, *, snapshot: str | Path | bytes | None = None
+    ) -> None:
+        """Add a stream, which flushes on its first frame or goes on from a snapshot."""
+        with self._alone():
+            if not isinstance(name, str):
+                raise StreamNameError(
+                    f"The name of a stream is a string, got {name!r}; e.g. join({str(name)!r})."
+                )
+            if name in self._policies:
+                raise StreamNameError(f"Stream {name!r} is in the batch already; leave it first.")
+            chosen = self._default if policy is None else checked_policy(policy)
+            content = (
+                None if snapshot is None else read_snapshot(identity_of(self._session), snapshot)
+            )
+            if content is not None:
+                self._check_snapshot(content)
+            row = self._state.add_row()
+            self._policies[name] = chosen
+            if content is not None:
+                self._state.put([row], content.state)
+                self._signature = self._signature or batched(content.signature, None)
+                self._policies[name] = content.policies[0] if policy is None else chosen
+
+    def leave(self, name: str) -> None:
+        """Forget a stream."""
+        with self._alone():
+            row = self._row(name)
+            if isinstance(self._state, SlotState) and self._tenancy is not None:
+                self._tenancy.forget_slot(self._state.rows[row])
+            self._state.drop_row(row)
+            del self._policies[name]
+
+    def set_policy(self, name: str, policy: Policy) -> None:
+        """Change one stream's policy from its next frame on."""
+        with self._alone():
+            self._row(name)
+            self._policies[name] = checked_policy(policy)
+
+    def flush(self, name: str) -> None:
+        """Recompute everything of one stream at its next frame."""
+        with self._alone():
+            self._settle()
+            self._state.frames[self._row(name)] = -1
+
+    def snapshot(self, name: str, path: str | Path | None = None) -> bytes:
+        """One stream's snapshot; `Stream.load` and `join` take it."""
+        with self._alone():
+            part = self._plain().take([self._row(name)])
+            content = Snapshot(part, [self._policies[name]], batched(self._signature, 1))
+            return write_snapshot(identity_of(self._session), content, path)
+
+    def __len__(self) -> int:
+        return len(self._policies)
+
+    def __call__(self, *args: Any, streams: Sequence[str] | None = None, **kwargs: Any) -> Any:
+        """Step streams: row i of the frames is `streams[i]`'s (all, in order, if left out)."""
+        return self.call("forward", *args, streams=streams, **kwargs)
+
+    def call(
+        self, method: str, *args: Any, streams: Sequence[str] | None = None, **kwargs: Any
+    ) -> Any:
+        """Step with another method of the model, e.g. `forward_intermediates`."""
+        with self._alone():
+            frames = find_frame(self.model, args, kwargs)
+            self._judge(method, frames)
+            self._left_out = []
+            names = self.streams if streams is None else _checked_names(streams)
+            if not names:
+                raise FrameError(
+                    "`streams` is empty; name one stream for each frame."
+                    if self._policies
+                    else "The batch has no streams; call batch.join(name) first."
+                )
+            if len(set(names)) != len(names) or len(names) != frames.shape[0]:
+                raise FrameError(
+                    f"{frames.shape[0]} frames for {len(names)} streams {names}: pass one frame "
+                    "for each of them, and name each once."
+                )
+            refuse_attentions(self.model, kwargs)
+            call = Call(self.model, method, args, kwargs, frames)
+            rows = [self._row(name) for name in names]
+            policies = [self._policies[name] for name in names]
+            try:
+                result = self._run(rows, policies, call)
+            except NonFiniteError as error:
+                raise self._named(error, names) from None
+            if self._left_out:
+                raise self._partial(names, result)
+            return result
+
+    def _named(self, error: NonFiniteError, names: tuple[str, ...]) -> NonFiniteError:
+        """The error of a step that did not happen, with the names of the streams at fault."""
+        if not error.rows or error.streams:
+            return error
+        stepped = [row for row in range(len(names)) if row not in self._left_out]
+        rows = tuple(sorted([*self._left_out, *(stepped[row] for row in error.rows)]))
+        bad = tuple(names[row] for row in rows)
+        return NonFiniteError(f"{error} In the batch: {_listed(bad)}.", rows=rows, streams=bad)
+
+    def _partial(self, names: tuple[str, ...], result: Any) -> NonFiniteError:
+        """The error of a step that left some streams out."""
+        bad = tuple(names[row] for row in self._left_out)
+        return NonFiniteError(
+            f"The frame of {_listed(bad)} contains NaN or Inf. It was not used, and what is "
+            "remembered of it is as it was. The other streams were stepped: what the model "
+            "returned for error.good is in error.result. Go on with the next frames.",
+            rows=tuple(self._left_out),
+            streams=bad,
+            good=tuple(name for name in names if name not in bad),
+            result=result,
+        )
+
+    def _usable(
+        self, rows: Sequence[int], policies: list[Policy], call: Call
+    ) -> tuple[Sequence[int], list[Policy], Call]:
+        """The streams whose frames are finite; the others keep their state."""
+        bad = rows_not_finite(call.frame)
+        if not bad:
+            return rows, policies, call
+        if len(bad) == len(rows) or not call.plain:  # other arguments may belong to the frames
+            return super()._usable(rows, policies, call)
+        self._left_out = list(bad)
+        good = [place for place in range(len(rows)) if place not in bad]
+        return (
+            [rows[place] for place in good],
+            [policies[place] for place in good],
+            call.on(call.frame[good]),
+        )
+
+    def _row(self, name: str) -> int:
+        try:
+            return list(self._policies).index(name)
+        except ValueError:
+            known = ", ".join(self._policies) or "none"
+            raise StreamNameError(
+                f"No stream {name!r} in the batch (there: {known}); call batch.join first."
+            ) from None
+
+    def _expected(self, frame: Tensor) -> Signature | None:
+        """Any number of frames may be stepped, so the batch size is not part of the signature."""
+        return batched(self._signature, frame.shape[0])
+
+    def _check_snapshot(self, content: Snapshot) -> None:
+        if len(content.state) != 1:
+            raise FrameError(
+                f"The snapshot holds {len(content.state)} videos; a batch joins one at a time."
+            )
+        if self._signature is not None and batched(content.signature, None) != batched(
+            self._signature, None
+        ):
+            raise FrameError(
+                "The snapshot's frames differ in size, dtype or device from this batch's."
+            )
+
+
+def _checked_names(streams: Any) -> tuple[str, ...]:
+    if isinstance(streams, str):
+        raise StreamNameError(
+            f"streams is a sequence of names, got the string {streams!r}; write "
+            f"streams=[{streams!r}]."
+        )
+    names = tuple(streams) if isinstance(streams, Iterable) else (streams,)
+    if not isinstance(streams, Iterable) or not all(isinstance(name, str) for name in names):
+        raise StreamNameError(f"streams is a sequence of names, e.g. ['a', 'b']; got {streams!r}.")
+    return names
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return f"stream{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from eventful.adapters import libraries
 from eventful.errors import UnsupportedError
 from eventful.models.vitdet import BackboneConfig, ViTDetBackbone
+from eventful.surgery import libraries
 
 
 @dataclass(frozen=True)

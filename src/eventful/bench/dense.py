@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eventful.adapters import libraries
 from eventful.bench.timing import Forward, gap, timed, wait
 from eventful.models.blocks import at_size
+from eventful.surgery import libraries
 
 TRIES = {"cpu": (1, 1), "cuda": (3, 5)}  # calls before the trial, calls in it
 TOO_FAR = 0.1  # relative error beyond which a path does not compute the same function

@@ -11,16 +11,15 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from eventful.batch import StreamBatch
 from eventful.bench.cases import clip
 from eventful.bench.dense import DensePaths, Workshop, dense_paths
 from eventful.bench.memory import graph_pool_bytes, peak_of
 from eventful.bench.parity import open_stream, verify
 from eventful.bench.rows import Row, Setting
 from eventful.bench.timing import Forward, gap, in_turn, pipelined, timed
-from eventful.conversion import inspect
 from eventful.errors import ParityError
-from eventful.stream import Stream
+from eventful.stream import Stream, StreamBatch
+from eventful.surgery.conversion import inspect
 
 WARM = 3  # steps of every contender before any is timed: a flush and two steady ones
 FLUSHES = {"cpu": 1, "cuda": 5}

@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from eventful.batch import StreamBatch
 from eventful.bench.rows import Setting
 from eventful.bench.timing import gap
 from eventful.config import Config
-from eventful.conversion import convert
 from eventful.errors import ParityError, UnsupportedError
-from eventful.stream import Stream
+from eventful.stream import Stream, StreamBatch
+from eventful.surgery.conversion import convert
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 EVERYTHING = 10**9  # more tokens than any model has

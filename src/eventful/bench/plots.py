@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from eventful.adapters import libraries
 from eventful.bench.results import Record
 from eventful.bench.tables import by_machine, machine, number
+from eventful.surgery import libraries
 
 COLOURS = {
     "fast": "#0067a5",

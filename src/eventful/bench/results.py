@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-import eventful
+from eventful import __version__
 from eventful.bench.rows import Row
 
 ORIGIN = ("date", "device_name", "threads", "torch", "cuda", "timm", "python", "eventful", "commit")
@@ -37,7 +37,7 @@ def origin(device: str) -> Record:
         "cuda": torch.version.cuda or "",
         "timm": _version("timm"),
         "python": platform.python_version(),
-        "eventful": eventful.__version__,
+        "eventful": __version__,
         "commit": _commit(),
     }
 
@@ -151,7 +151,7 @@ def _commit() -> str:
     """
     if told := os.environ.get("EVENTFUL_COMMIT"):
         return told
-    here = Path(eventful.__file__).parent
+    here = Path(__file__).resolve().parent.parent
     try:
         head = _git(here, "rev-parse", "--short", "HEAD")
         return head + ("+" if _git(here, "status", "--porcelain", "--", ".") else "")

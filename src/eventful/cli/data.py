@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eventful.data.catalog import LAYOUTS
-from eventful.data.check import Report, SplitReport, Watcher, check
+from eventful.paper.data.catalog import LAYOUTS
+from eventful.paper.data.check import Report, SplitReport, Watcher, check
 
 SHOWN = 5  # problems of one kind to print; --json has them all
 COLOURS = {"complete": "green", "partial": "yellow", "unusable": "red"}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from eventful import Config, Stream, TopFraction
 from eventful.cli.models import build
 from eventful.config import PRESETS
-from eventful.conversion import convert
+from eventful.surgery.conversion import convert
 from eventful.video.overlay import UpdateView, contact_sheet
 from eventful.video.synthetic import moving_objects
 

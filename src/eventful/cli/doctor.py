@@ -74,8 +74,8 @@ def version(distribution: str) -> str | None:
 
 
 def torchvision_state() -> str:
-    """`ok`, `repaired`, `broken` or `missing`: see `eventful.adapters.libraries`."""
-    from eventful.adapters.libraries import repair_torchvision
+    """`ok`, `repaired`, `broken` or `missing`: see `eventful.surgery.libraries`."""
+    from eventful.surgery.libraries import repair_torchvision
 
     with warnings.catch_warnings():
         # The report itself says what the warning would.
@@ -134,7 +134,7 @@ def _cpu_features() -> dict[str, Any]:
 
 
 def _command(name: str) -> str:
-    from eventful.adapters.libraries import EXTRAS, install_command
+    from eventful.surgery.libraries import EXTRAS, install_command
 
     return install_command(name) if name in EXTRAS else f"pip install {name}"
 

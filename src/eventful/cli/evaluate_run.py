@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from eventful.errors import ConfigError, UnsupportedError
-from eventful.evaluate import experiment as experiments
-from eventful.evaluate.evaluation import Progress, Settings, evaluate
-from eventful.evaluate.experiment import Experiment
-from eventful.evaluate.report import METRICS, UNITS, Report, Row
-from eventful.evaluate.runtime import Plan, measure_runtime
-from eventful.evaluate.variants import BASE, DENSE, SKIP, Variant
+from eventful.paper.evaluate import experiment as experiments
+from eventful.paper.evaluate.evaluation import Progress, Settings, evaluate
+from eventful.paper.evaluate.experiment import Experiment
+from eventful.paper.evaluate.report import METRICS, UNITS, Report, Row
+from eventful.paper.evaluate.runtime import Plan, measure_runtime
+from eventful.paper.evaluate.variants import BASE, DENSE, SKIP, Variant
 
 LABELS = {DENSE: "Base model", "paper": "paper"}
 ACCURACIES = {"vitdet": ("coco_map50", "fgfa_map50"), "vivit": ("top1", "top5")}

@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from eventful.adapters import libraries
 from eventful.errors import UnsupportedError
+from eventful.surgery import libraries
 
 
 def build(name: str, *, size: int | None = None, weightless: bool = False) -> nn.Module:

@@ -8,8 +8,8 @@ from typing import Any
 
 from eventful.cli import paper_tables as paper
 from eventful.config import Config
-from eventful.counting import BlockWork, attention_bytes, token_bytes
-from eventful.counting_models import CLIP_FRAMES, count_clip, count_video
+from eventful.cost.counting import BlockWork, attention_bytes, token_bytes
+from eventful.cost.models import CLIP_FRAMES, count_clip, count_video
 from eventful.models.shapes import spatial_shapes, temporal_shapes, vitdet_shapes
 
 Row = dict[str, Any]

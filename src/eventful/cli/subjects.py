@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eventful.adapters import libraries
-from eventful.data.imagenet import NAMES
 from eventful.errors import CheckpointError, UnsupportedError
-from eventful.layout import TokenLayout
 from eventful.models.loading import load_model
 from eventful.models.vitdet.model import ViTDet
+from eventful.paper.data.imagenet import NAMES
 from eventful.stream import Stream
+from eventful.surgery import libraries
+from eventful.tokens.layout import TokenLayout
 from eventful.video.scene import ShownBox, with_boxes
 
 

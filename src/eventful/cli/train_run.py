@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from eventful.data import Problems, recognise
-from eventful.data.problems import OnProblem, missing, stop
-from eventful.train.detector import DetectorPlan, train_detector
-from eventful.train.engine import Habits, Moment
-from eventful.train.frames import Augment
-from eventful.train.journal import read
-from eventful.train.processes import Processes, joined
-from eventful.train.recipes import EPIC, KINETICS, VID, Recipe
-from eventful.train.temporal import TemporalPlan, TemporalTuning, views_of
+from eventful.paper.data import Problems, recognise
+from eventful.paper.data.problems import OnProblem, missing, stop
+from eventful.paper.train.detector import DetectorPlan, train_detector
+from eventful.paper.train.engine import Habits, Moment
+from eventful.paper.train.frames import Augment
+from eventful.paper.train.journal import read
+from eventful.paper.train.processes import Processes, joined
+from eventful.paper.train.recipes import EPIC, KINETICS, VID, Recipe
+from eventful.paper.train.temporal import TemporalPlan, TemporalTuning, views_of
 
 
 @dataclass(frozen=True)

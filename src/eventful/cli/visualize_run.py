@@ -16,11 +16,11 @@ from torch import Tensor
 
 from eventful.cli.subjects import Features, Subject, subject
 from eventful.config import PRESETS, Config
-from eventful.conversion import convert
-from eventful.data.mot import sequence_info
 from eventful.errors import ConfigError, MissingFileError, UnsupportedError
+from eventful.paper.data.mot import sequence_info
 from eventful.policies import Policy, Threshold
 from eventful.stream import Stream
+from eventful.surgery.conversion import convert
 from eventful.video.budgets import Budget, budget_at, parse_budget, parse_schedule
 from eventful.video.charts import error_scale, operations_chart, spread, update_sheet
 from eventful.video.overlay import UpdateView, find_gate, paper_gate

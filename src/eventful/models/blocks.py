@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eventful.errors import ConfigError
-from eventful.layout import TokenLayout
-from eventful.relative import RelativePosition, relative_vectors
+from eventful.rules.relative import RelativePosition, relative_vectors
+from eventful.tokens.layout import TokenLayout
 
 Resize = Literal["linear", "bicubic"]
 Model = TypeVar("Model", bound=nn.Module)
@@ -52,7 +52,7 @@ class Attention(GridTables):
 
     Args:
         table: tokens on a side of the grid the relative tables were learned for.
-        resize: rule for another grid, see `eventful.relative.relative_vectors`.
+        resize: rule for another grid, see `eventful.rules.relative.relative_vectors`.
 
     Attributes:
         pool: side of the cells over which keys and values are averaged, 1 for none.

@@ -6,13 +6,13 @@ from functools import lru_cache
 
 import torch
 
-from eventful.adapters.own_vit import OwnViT
 from eventful.config import Config
-from eventful.conversion import block_shapes
-from eventful.counting import BlockShape
-from eventful.layout import TokenLayout
+from eventful.cost.counting import BlockShape
 from eventful.models.vitdet.model import ViTDet, vitdet_b
 from eventful.models.vivit.model import ViViT, vivit_b
+from eventful.surgery.adapters.own_vit import OwnViT
+from eventful.surgery.conversion import block_shapes
+from eventful.tokens.layout import TokenLayout
 
 
 @lru_cache(maxsize=8)

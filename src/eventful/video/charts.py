@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from eventful.adapters.libraries import load
+from eventful.surgery.libraries import load
 from eventful.video.overlay import mask_picture
 from eventful.video.scene import UpdateStep
 

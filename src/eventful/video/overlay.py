@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eventful.adapters import libraries
 from eventful.errors import ConfigError
-from eventful.layout import TokenLayout
-from eventful.step import StepRecord
+from eventful.rules.record import StepRecord
+from eventful.surgery import libraries
+from eventful.tokens.layout import TokenLayout
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eventful.adapters.libraries import load
+from eventful.surgery.libraries import load
 from eventful.video.overlay import UpdateView, heat_picture, image, mask_picture
 
 GROUND, INK, FAINT, AMBER, BLUE = "#14161c", "#eceef4", "#8b90a0", "#ffbf1a", "#5aa9e6"

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eventful.adapters.libraries import load
 from eventful.errors import FrameError
+from eventful.surgery.libraries import load
 
 
 class VideoSink:

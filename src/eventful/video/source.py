@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eventful.adapters.libraries import load
 from eventful.errors import DamagedMediaError, MalformedDataError, MissingFileError
+from eventful.surgery.libraries import load
 
 # A wait longer than this many frames is cheaper to jump over than to decode through.
 _JUMP = 64

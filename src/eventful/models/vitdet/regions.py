@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eventful.adapters.torchvision_ops import compiled_ops
 from eventful.models.vitdet.boxes import iou, pyramid_level
+from eventful.surgery.adapters.torchvision_ops import compiled_ops
 
 _AT_ONCE = 1024  # boxes whose groups share one IoU matrix; beyond, each group has its own
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from eventful.errors import FrameError
 from eventful.models.vivit.model import ViViT, steps
-from eventful.step import StepRecord
+from eventful.rules.record import StepRecord
 from eventful.stream import Stream
 
 Observer = Callable[[StepRecord], None]

@@ -1,0 +1,1 @@
+"""What steps cost: operations counted, bytes held, milliseconds measured."""

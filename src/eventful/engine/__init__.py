@@ -1,0 +1,1 @@
+"""Frames one after another through a converted model, on any device."""

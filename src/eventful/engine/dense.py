@@ -1,0 +1,70 @@
+"""Which measured times and which decision between dense and eventful steps belong to a stream."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+
+import torch
+from torch import Tensor
+
+from eventful.cost.fallback import Fallback, enabled
+from eventful.cost.times import Costs
+from eventful.surgery.session import Session
+from eventful.tokens.layout import TokenLayout
+
+
+def cost_key(session: Session, frame: Tensor, batch: int, tokens: int) -> str:
+    """What a measurement holds for: model, rule, machine, precision, batch and tokens."""
+    digest = hashlib.sha256()
+    for name, (trunk, _) in sorted(session.trunks.items()):
+        digest.update(f"{name}:{type(trunk).__name__}".encode())
+        for key, parameter in trunk.named_parameters():
+            digest.update(f"{key}:{tuple(parameter.shape)}:{parameter.dtype}".encode())
+    config = session.config
+    if frame.is_cuda:
+        machine = torch.cuda.get_device_name(frame.device)
+        tf32 = torch.backends.cuda.matmul.allow_tf32
+        kind = f"{frame.dtype} tf32" if tf32 and frame.dtype == torch.float32 else frame.dtype
+    else:
+        machine = f"{platform.processor() or platform.machine()} x{torch.get_num_threads()}"
+        kind = frame.dtype
+    parts = (
+        digest.hexdigest()[:16],
+        f"{config.gating}/{config.attention}/{config.windows}/{config.pool}",
+        machine,
+        torch.__version__,
+        kind,
+        f"B{batch}",
+        f"N{tokens}",
+    )
+    return " | ".join(str(part).removeprefix("torch.") for part in parts)
+
+
+class Fallbacks:
+    """The decisions of one `Stream` or `StreamBatch`, apart for each number of frames in a call."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._made: dict[int, Fallback | None] = {}
+
+    def of(self, frame: Tensor, layouts: dict[str, TokenLayout]) -> Fallback | None:
+        """What decides for frames like these; None where a stream never falls back."""
+        batch = frame.shape[0]
+        if batch not in self._made:
+            self._made[batch] = self._make(frame, layouts)
+        return self._made[batch]
+
+    def _make(self, frame: Tensor, layouts: dict[str, TokenLayout]) -> Fallback | None:
+        config, costs = self._session.config, self._session.costs
+        if not config.fallback or config.deterministic or len(layouts) != 1 or not enabled():
+            return None
+        (layout,) = layouts.values()
+        key = cost_key(self._session, frame, frame.shape[0], layout.tokens)
+        if key not in costs:
+            costs[key] = Costs(key, layout.tokens)
+        return Fallback(costs[key])
+
+    def clear(self) -> None:
+        """Start over, e.g. for frames of another size; what steps cost stays known."""
+        self._made.clear()

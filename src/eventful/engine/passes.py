@@ -1,0 +1,80 @@
+"""A step in two passes: streams that recompute everything, and the others, which stay cheap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from eventful.engine.call import Call
+from eventful.errors import UnsupportedError
+from eventful.memory.state import StreamState
+from eventful.rules.record import StepRecord, join_records
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The streams of each pass of one step, by their place in the call.
+
+    Attributes:
+        rows: streams that flush, then the others.
+        order: for each stream its place among those of the first pass, then of the second.
+    """
+
+    rows: tuple[list[int], list[int]]
+    device: torch.device
+
+    @property
+    def order(self) -> list[int]:
+        """For each stream its place among those of the first pass, then of the second."""
+        every = [*self.rows[0], *self.rows[1]]
+        return sorted(range(len(every)), key=every.__getitem__)
+
+    def join(self, results: list[Any]) -> Any:
+        """The outputs of the two passes as one, streams in their order."""
+        order = self.order
+        if all(
+            _is_list_of(result, len(rows)) for result, rows in zip(results, self.rows, strict=True)
+        ):
+            every = [entry for result in results for entry in result]  # a detector's, by frame
+            return [every[place] for place in order]
+        places = torch.tensor(order, device=self.device)
+
+        def join(first: Any, second: Any) -> Any:
+            if not isinstance(first, Tensor):
+                return first
+            if first.dim() == 0 or len(first) + len(second) != len(order):
+                raise UnsupportedError(
+                    "Some streams of the batch recompute everything in a pass of their own, but "
+                    f"the model returns a tensor {tuple(first.shape)} without one row per stream. "
+                    "Step streams that join on their own first: batch(frame, streams=(name,))."
+                )
+            return torch.cat([first, second]).index_select(0, places)
+
+        return pytree.tree_map(join, *results)
+
+    def join_records(self, records: list[StepRecord]) -> StepRecord:
+        """The records of the two passes as one."""
+        return join_records(records, torch.tensor(self.order, device=self.device))
+
+
+def split_flushes(state: StreamState, call: Call) -> Passes | None:
+    """The passes of a step in which only some streams flush; None where one pass does.
+
+    A call with arguments beside the frame cannot be split: they may hold a row per stream.
+    """
+    if min(state.frames) >= 0 or max(state.frames) < 0 or not call.plain:
+        return None
+    late = [i for i, frames in enumerate(state.frames) if frames < 0]
+    rest = [i for i, frames in enumerate(state.frames) if frames >= 0]
+    return Passes((late, rest), call.frame.device)
+
+
+def _is_list_of(value: Any, size: int) -> bool:
+    """Whether a result is a list with one entry per stream that is not itself tensors."""
+    if not isinstance(value, list) or len(value) != size:
+        return False
+    return not any(isinstance(entry, Tensor | tuple | list) for entry in value)

@@ -1,0 +1,1 @@
+"""What one video remembers between frames, and how that is written to a file."""

@@ -1,0 +1,203 @@
+"""What videos remember between frames: named tensors, one row per stream, and an undo journal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from eventful.tokens.selection import Selection
+
+MEMORY = "/memory/"  # marks values kept by policies
+OPTIONAL = (MEMORY, "/scene", "/previous")  # a stream may lack these: NaN, and no need to flush
+
+
+class StreamState:
+    """The memory of B streams.
+
+    Each tensor has the streams along its first axis and is known by a name like
+    `blocks.3/key`. Between `begin` and `commit` every write leaves what it replaced in a
+    journal, so that `rollback` restores the state bit for bit.
+
+    Attributes:
+        tensors: by name.
+        frames: per stream, steps since its last flush; -1 before the first frame.
+        slots: (B,) row of the tensors that belongs to each stream; None if row b does.
+    """
+
+    slots: Tensor | None = None
+
+    def __init__(self, streams: int = 1) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.frames: list[int] = [-1] * streams
+        self._undo: list[Callable[[], None]] | None = None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def raw(self, name: str) -> Tensor:
+        """A tensor with one row per slot, for operations that take `slots`."""
+        return self.tensors[name]
+
+    def held(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """A tensor, and which of its rows belong to the streams; None if row b does to stream b."""
+        return self.tensors[name], None
+
+    def copy(self, name: str) -> Tensor:
+        """A tensor that later writes do not change."""
+        return self.tensors[name].clone()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def added(self, tokens: Tensor, name: str) -> Tensor:
+        """Tokens (B, N, D) plus a buffer."""
+        return tokens + self[name]
+
+    def fill(self, name: str, value: Tensor, *, owned: bool = False) -> None:
+        """Set a whole tensor. An `owned` value is kept as it is, any other is copied."""
+        self._remember(self._restore(name, self.tensors.get(name)))
+        kept = value.detach()
+        self.tensors[name] = kept if owned else kept.clone(memory_format=torch.contiguous_format)
+
+    def write(self, name: str, selection: Selection, rows: Tensor, dim: int = 1) -> None:
+        """Write the selected entries along the token axis `dim` (a buffer, Section 4.1)."""
+        if selection.is_everything and (name not in self or dim == 1):
+            self.fill(name, rows)
+            return
+        target = self.tensors[name]
+        if self._undo is not None and selection.width:
+            old = selection.gather(target, dim)
+            old = old.clone() if selection.is_everything else old
+            self._remember(lambda: selection.scatter_(target, old, dim))
+        selection.scatter_(target, rows.detach(), dim)
+
+    def write_all(self, rows: Mapping[str, Tensor], selection: Selection) -> None:
+        """Write the selected tokens of several buffers."""
+        for name, values in rows.items():
+            self.write(name, selection, values)
+
+    def memory(self, gate: str) -> dict[str, Tensor]:
+        """What the policies keep at a gate."""
+        start = gate + MEMORY
+        return {k.removeprefix(start): v for k, v in self.tensors.items() if k.startswith(start)}
+
+    def keep_memory(self, gate: str, memory: dict[str, Tensor]) -> None:
+        """Store what the policies keep at a gate."""
+        for name, value in memory.items():
+            self.fill(f"{gate}{MEMORY}{name}", value, owned=True)
+
+    def begin(self) -> None:
+        """Start a step that can be undone."""
+        frames = list(self.frames)
+
+        def restore_frames() -> None:
+            self.frames = frames
+
+        self._undo = [restore_frames]
+
+    def commit(self) -> None:
+        """Keep what was written since `begin`."""
+        self._undo = None
+
+    def rollback(self) -> None:
+        """Undo what was written since `begin`, last write first."""
+        for undo in reversed(self._undo or []):
+            undo()
+        self._undo = None
+
+    def add_row(self) -> int:
+        """Room for one more stream, which will flush on its first frame; returns its row."""
+        for name, tensor in self.tensors.items():
+            row = torch.full_like(tensor[:1], blank(name))
+            self.tensors[name] = torch.cat([tensor, row])
+        self.frames.append(-1)
+        return len(self.frames) - 1
+
+    def drop_row(self, row: int) -> None:
+        """Forget one stream; those after it move up."""
+        keep = [i for i in range(len(self.frames)) if i != row]
+        del self.frames[row]
+        if keep:
+            self.tensors = {name: tensor[keep] for name, tensor in self.tensors.items()}
+        else:
+            self.tensors = {}
+
+    def take(self, rows: Sequence[int]) -> StreamState:
+        """A state of some of the streams: this one if they are all, else a copy."""
+        if list(rows) == list(range(len(self))):
+            return self
+        part = StreamState(len(rows))
+        part.frames = [self.frames[row] for row in rows]
+        part.tensors = {name: tensor[list(rows)] for name, tensor in self.tensors.items()}
+        return part
+
+    def put(self, rows: Sequence[int], part: StreamState) -> None:
+        """Write back what `take` gave out.
+
+        A tensor that only one side has holds nothing for the streams of the other: they flush.
+        """
+        if part is self:
+            return
+        for row, frames in zip(rows, part.frames, strict=True):
+            self.frames[row] = frames
+        needed = {name for name in self.tensors if not _optional(name)}
+        if {name for name in part.tensors if not _optional(name)} - needed:
+            others = set(range(len(self))) - set(rows)
+            self.frames = [-1 if row in others else n for row, n in enumerate(self.frames)]
+        if needed - part.tensors.keys():
+            self.frames = [-1 if row in rows else n for row, n in enumerate(self.frames)]
+        for name, value in part.tensors.items():
+            if name not in self.tensors:
+                shape = (len(self), *value.shape[1:])
+                self.tensors[name] = torch.full(
+                    shape, blank(name), dtype=value.dtype, device=value.device
+                )
+            self.tensors[name][list(rows)] = value
+        for name in self.tensors.keys() - part.tensors.keys():
+            self.tensors[name][list(rows)] = blank(name)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Replace every tensor, e.g. to move the state to another device."""
+        self.tensors = {name: change(tensor) for name, tensor in self.tensors.items()}
+
+    def clear(self) -> None:
+        """Forget everything; every stream flushes on its next frame."""
+        self.tensors = {}
+        self.frames = [-1] * len(self.frames)
+
+    def names(self) -> Iterator[str]:
+        """Names of the tensors held."""
+        return iter(self.tensors)
+
+    def _remember(self, undo: Callable[[], None]) -> None:
+        if self._undo is not None:
+            self._undo.append(undo)
+
+    def _restore(self, name: str, old: Tensor | None) -> Callable[[], None]:
+        def restore() -> None:
+            if old is None:
+                self.tensors.pop(name, None)
+            else:
+                self.tensors[name] = old
+
+        return restore
+
+
+def _optional(name: str) -> bool:
+    return any(mark in name for mark in OPTIONAL)
+
+
+def blank(name: str) -> float:
+    """What stands where a stream has no value: NaN where that can be told, else zero."""
+    return math.nan if _optional(name) else 0.0

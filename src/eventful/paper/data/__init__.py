@@ -1,0 +1,24 @@
+"""Datasets on disk as videos with boxes or a label, whatever their layout."""
+
+from __future__ import annotations
+
+from eventful.paper.data.catalog import LAYOUTS, Layout, open_dataset, recognise
+from eventful.paper.data.problems import Problems
+from eventful.paper.data.records import Box, Frame, Video, VideoSet
+from eventful.paper.data.views import EPIC_VIEWS, KINETICS_VIEWS, View, ViewPlan
+
+__all__ = [
+    "EPIC_VIEWS",
+    "KINETICS_VIEWS",
+    "LAYOUTS",
+    "Box",
+    "Frame",
+    "Layout",
+    "Problems",
+    "Video",
+    "VideoSet",
+    "View",
+    "ViewPlan",
+    "open_dataset",
+    "recognise",
+]

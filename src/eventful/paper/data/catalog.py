@@ -1,0 +1,141 @@
+"""The layouts that are known, and which of them a folder has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from eventful.errors import ConfigError, MissingFileError
+from eventful.paper.data import coco, epic, imagenet, kinetics, mot
+from eventful.paper.data.problems import OnProblem, missing, stop
+from eventful.paper.data.records import Task, VideoSet
+
+
+class Opener(Protocol):
+    """Reads one split of a folder."""
+
+    def __call__(self, path: Path, split: str, on_problem: OnProblem, /) -> VideoSet:
+        """The videos of that split."""
+        ...
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to lay out a dataset on disk.
+
+    Args:
+        recognises: Whether a folder has this layout, from names alone or a first line.
+        splits: The splits a folder has; the first is the one to evaluate on.
+        parts: Its files and folders by name, and whether they are there.
+        form: One line that shows it.
+    """
+
+    name: str
+    task: Task
+    form: str
+    recognises: Callable[[Path], bool]
+    splits: Callable[[Path], tuple[str, ...]]
+    parts: Callable[[Path], dict[str, bool]]
+    open: Opener
+
+
+# The most particular first: any folder with a JSON file might be the last.
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        Layout(
+            "imagenet-vid",
+            "detection",
+            "ILSVRC2015/{Data,Annotations,ImageSets}/{VID,DET}",
+            lambda path: imagenet.root_of(path) is not None,
+            imagenet.splits,
+            imagenet.parts,
+            imagenet.open_imagenet,
+        ),
+        Layout(
+            "epic-kitchens",
+            "action",
+            "EPIC_100_{train,validation}.csv and <participant>/videos/<video_id>.MP4",
+            lambda path: bool(epic.splits(path)),
+            epic.splits,
+            epic.parts,
+            epic.open_epic,
+        ),
+        Layout(
+            "kinetics",
+            "action",
+            "{train,val}.csv and <split>/<youtube_id>_<start>_<end>.mp4",
+            kinetics.recognises,
+            kinetics.splits,
+            kinetics.parts,
+            kinetics.open_kinetics,
+        ),
+        Layout(
+            "mot",
+            "detection",
+            "<split>/<sequence>/{seqinfo.ini,img1/,gt/gt.txt}",
+            lambda path: bool(mot.splits(path)),
+            mot.splits,
+            mot.parts,
+            mot.open_mot,
+        ),
+        Layout(
+            "coco",
+            "detection",
+            "annotations/<split>.json (images with video_id and frame_id) and the images",
+            lambda path: bool(coco.splits(path)),
+            coco.splits,
+            coco.parts,
+            coco.open_coco,
+        ),
+    )
+}
+
+
+def recognise(path: Path) -> Layout | None:
+    """The layout of a folder, or of a JSON file; None where it is none that is known."""
+    return next((layout for layout in LAYOUTS.values() if layout.recognises(path)), None)
+
+
+def no_split(
+    path: Path, split: str | None, layout: Layout, there: tuple[str, ...]
+) -> MissingFileError:
+    """The error for a split that a dataset does not have; None for any at all."""
+    wanted = "no split" if split is None else f"no split {split!r}"
+    return MissingFileError(f"{path} ({layout.name}) has {wanted}; it has {list(there) or 'none'}")
+
+
+def open_dataset(
+    path: str | Path,
+    split: str | None = None,
+    *,
+    layout: str | None = None,
+    on_problem: OnProblem = stop,
+) -> VideoSet:
+    """Open one split of a dataset. Annotations are read where that is quick, pixels never.
+
+    Args:
+        path: Its folder, or a COCO-style JSON file.
+        split: Name of the split; None for the one to evaluate on.
+        layout: Name of the layout; None to find out.
+        on_problem: What to do with a malformed row or a missing file: raise it (the default), or
+            note it and go on without (a `Problems`).
+
+    Raises:
+        MissingFileError: There is nothing there that can be read, or not that split.
+    """
+    path = Path(path)
+    if layout is not None and layout not in LAYOUTS:
+        raise ConfigError(f"no layout {layout!r}: there are {', '.join(LAYOUTS)}")
+    found = LAYOUTS[layout] if layout is not None else recognise(path)
+    if found is None:
+        forms = "; ".join(f"{known.name}: {known.form}" for known in LAYOUTS.values())
+        if not path.exists():
+            raise missing(path, f"a dataset in one of the layouts {forms}")
+        raise MissingFileError(f"{path} has none of the layouts that are known: {forms}")
+    there = found.splits(path)
+    if not there or (split is not None and split not in there):
+        raise no_split(path, split, found, there)
+    return found.open(path, split if split is not None else there[0], on_problem)

@@ -1,0 +1,176 @@
+"""What a folder of data has and what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from eventful.errors import DamagedMediaError, DataError, MissingFileError
+from eventful.paper.data.catalog import LAYOUTS, Layout, no_split, recognise
+from eventful.paper.data.problems import Problems, missing
+from eventful.paper.data.records import Task, Video, VideoSet
+from eventful.video.source import ImageFiles
+
+Verdict = Literal["complete", "partial", "unusable"]
+Watcher = Callable[[str, int, int], None]
+
+PROBED = 32  # videos a check decodes two frames of, unless told otherwise
+
+
+@dataclass(frozen=True)
+class SplitReport:
+    """One split.
+
+    Args:
+        frames: Images that are listed; None where the videos are files, whose frames only decoding
+            would count.
+        annotations: Boxes, or labelled clips.
+        labels: How many of the classes occur.
+        probed: Videos of which the first and last frame were decoded.
+    """
+
+    split: str
+    videos: int
+    frames: int | None
+    annotations: int
+    labels: int
+    classes: int
+    probed: int
+    missing: tuple[str, ...]
+    malformed: tuple[str, ...]
+    damaged: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Unusable without videos or with malformed rows; partial where files would be skipped."""
+        if not self.videos or self.malformed:
+            return "unusable"
+        return "partial" if self.missing or self.damaged else "complete"
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole folder.
+
+    Args:
+        layout: None where it was not recognised.
+        parts: Files and folders of the layout, and whether they are there.
+    """
+
+    path: str
+    layout: str | None
+    task: Task | None
+    parts: dict[str, bool]
+    splits: tuple[SplitReport, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of its splits'; unusable without any."""
+        verdicts = {split.verdict for split in self.splits}
+        if not verdicts or "unusable" in verdicts:
+            return "unusable"
+        return "partial" if "partial" in verdicts else "complete"
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON, with the verdicts."""
+        splits = [{**asdict(split), "verdict": split.verdict} for split in self.splits]
+        known = {name: layout.form for name, layout in LAYOUTS.items()}
+        extra = {} if self.layout else {"known_layouts": known}
+        return {**asdict(self), "splits": splits, "verdict": self.verdict, **extra}
+
+
+def check(
+    path: str | Path,
+    split: str | None = None,
+    probe: int = PROBED,
+    watch: Watcher = lambda split, done, videos: None,
+) -> Report:
+    """Read every annotation, look for every file, decode a sample.
+
+    Args:
+        split: Look at this one alone.
+        probe: Videos per split to decode the first and last frame of, evenly spread; -1 for all.
+        watch: Told the split, how many of its videos are done, and how many it has.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise missing(path, "the folder to check")
+    layout = recognise(path)
+    if layout is None:
+        return Report(str(path), None, None, {}, ())
+    names = layout.splits(path)
+    if split is not None and split not in names:
+        raise no_split(path, split, layout, names)
+    reports = tuple(
+        _split(layout, path, name, probe, watch)
+        for name in ([split] if split is not None else names)
+    )
+    return Report(str(path), layout.name, layout.task, layout.parts(path), reports)
+
+
+def _split(layout: Layout, path: Path, split: str, probe: int, watch: Watcher) -> SplitReport:
+    problems = Problems()
+    try:
+        videos = layout.open(path, split, problems)
+    except DataError as error:
+        problems(error)
+        videos = VideoSet(layout.name, split, layout.task, (), ())
+    labels: list[int] = []
+    probed = _sample(len(videos), probe)
+    for index, video in enumerate(videos):
+        labels += _labels(video, problems)
+        _look(video, problems)
+        if index in probed:
+            _decode(video, problems)
+        watch(split, index + 1, len(videos))
+    listed = [len(v) for v in videos if isinstance(v.frames, ImageFiles)]
+    return SplitReport(
+        split=split,
+        videos=len(videos),
+        frames=sum(listed) if len(listed) == len(videos) else None,
+        annotations=len(labels),
+        labels=len(set(labels)),
+        classes=len(videos.classes),
+        probed=len(probed),
+        missing=tuple(dict.fromkeys(problems.missing)),
+        malformed=tuple(problems.malformed),
+        damaged=tuple(problems.damaged),
+    )
+
+
+def _labels(video: Video, problems: Problems) -> Iterator[int]:
+    """The label of the clip, or of every box; reading them is what finds malformed files."""
+    if video.label is not None:
+        yield video.label
+    for index in range(len(video.boxes or ())):
+        try:
+            yield from [box.label for box in (video.boxes or ())[index]]
+        except DataError as error:
+            problems(error)
+
+
+def _look(video: Video, problems: Problems) -> None:
+    """Note image files that are not there."""
+    if isinstance(video.frames, ImageFiles):
+        for path in video.frames.missing():
+            problems(missing(path, f"a frame of {video.name}"))
+
+
+def _decode(video: Video, problems: Problems) -> None:
+    """Decode the first frame and the last, one by one: images may differ in size."""
+    try:
+        for index in {0, len(video) - 1}:
+            video.frames.read([index])
+    except DamagedMediaError as error:
+        problems(error)
+    except MissingFileError:
+        pass  # noted when its file was looked for
+
+
+def _sample(videos: int, count: int) -> set[int]:
+    """Positions of so many, evenly spread; -1 for all."""
+    if count < 0 or count >= videos:
+        return set(range(videos))
+    return {i * videos // count for i in range(count)}

@@ -1,0 +1,96 @@
+"""Kinetics-400: `<split>.csv` and clips named `<youtube id>_<start>_<end>.mp4`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eventful.errors import DataError
+from eventful.paper.data.problems import OnProblem, malformed, missing, stop
+from eventful.paper.data.records import Video, VideoSet
+from eventful.paper.data.tables import Row, header_of, rows
+from eventful.video.source import VideoFile
+
+SPLITS = ("val", "train", "test")
+CLASSES = 400
+FPS = 25.0  # the published weights were trained on video at this rate
+COLUMNS = ("label", "youtube_id", "time_start", "time_end")
+
+
+def splits(path: Path) -> tuple[str, ...]:
+    """Splits whose table is there; that of a test split may come without labels, and is none."""
+    there = (split for split in SPLITS if _table(path, split).is_file())
+    return tuple(s for s in there if s != "test" or "label" in header_of(_table(path, s)))
+
+
+def recognises(path: Path) -> bool:
+    """Whether one of the tables has the columns of Kinetics."""
+    return any(set(COLUMNS) <= set(header_of(_table(path, split))) for split in splits(path))
+
+
+def parts(path: Path) -> dict[str, bool]:
+    """What the layout consists of, and whether it is there."""
+    found = splits(path)
+    return {f"{split}.csv": split in found for split in ("val", "train")}
+
+
+def open_kinetics(
+    path: Path, split: str = "val", on_problem: OnProblem = stop, *, fps: float = FPS
+) -> VideoSet:
+    """The clips of a split.
+
+    Labels are numbered in alphabetical order over every table that is there, so that a split in
+    which some class does not occur keeps the numbers of the others.
+
+    Args:
+        path: The folder of the tables (or of `annotations/` with them) and of the clips, which lie
+            in it, in `<split>/`, `videos/` or `<split>/<label>/`.
+        fps: Rate the clips are handed out at, whatever their own.
+    """
+    table = _table(path, split)
+    listed = list(rows(table, COLUMNS, on_problem))
+    classes = _classes(path, on_problem)
+    numbers = {name: number for number, name in enumerate(classes)}
+    videos: dict[str, Video] = {}
+    for row in listed:
+        try:
+            clip, label = _clip(path, split, row), numbers[_label(row)]
+            if clip.stem in videos:
+                raise row.refuse("youtube_id", "a clip that no earlier row names")
+            videos[clip.stem] = Video(clip.stem, VideoFile(clip, fps=fps), label=label)
+        except DataError as error:
+            on_problem(error)
+    return VideoSet("kinetics", split, "action", classes, tuple(videos.values()))
+
+
+def _clip(root: Path, split: str, row: Row) -> Path:
+    start, end = row.number("time_start", 0), row.number("time_end", 1)
+    if end <= start:
+        raise row.refuse("time_end", "a second after time_start")
+    name = f"{row.text('youtube_id')}_{start:06d}_{end:06d}.mp4"
+    label = _label(row)
+    folders = [root / split, root / split / label, root / "videos", root / split / "videos", root]
+    for folder in [*folders, root / split / label.replace(" ", "_")]:
+        if (folder / name).is_file():
+            return folder / name
+    raise missing(root / split / name, f"named in {row.path}, line {row.line}")
+
+
+def _classes(root: Path, on_problem: OnProblem) -> tuple[str, ...]:
+    names = set()
+    for split in splits(root):
+        for row in rows(_table(root, split), ("label",), lambda error: None):
+            if row.values["label"].strip():
+                names.add(_label(row))
+    if len(names) > CLASSES:
+        expected = f"at most {CLASSES} labels over all tables"
+        on_problem(malformed(root, "tables", expected, len(names)))
+    return tuple(sorted(names))
+
+
+def _label(row: Row) -> str:
+    return row.text("label")
+
+
+def _table(root: Path, split: str) -> Path:
+    inner = root / "annotations" / f"{split}.csv"
+    return inner if inner.is_file() else root / f"{split}.csv"

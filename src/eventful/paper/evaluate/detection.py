@@ -1,0 +1,153 @@
+"""Detection: what a detector finds in a video under one variant, and how good that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eventful.errors import DataError
+from eventful.paper.data.records import Box, Video
+from eventful.paper.evaluate.contenders import contender, dense_macs
+from eventful.paper.evaluate.metrics import Detections, coco_map50, fgfa_map50
+from eventful.paper.evaluate.models import Weights
+from eventful.paper.evaluate.padding import PaddingWatch
+from eventful.paper.evaluate.runs import VideoResult, ragged
+from eventful.paper.evaluate.variants import Variant
+from eventful.paper.evaluate.workers import Tick
+
+TICK = 8  # frames between two reports of progress
+
+
+@dataclass(frozen=True)
+class DetectionJob:
+    """Run a ViTDet over a video.
+
+    Attributes:
+        frames: at most so many of each video; None for all.
+        padding: also note which of the selected tokens are padding.
+    """
+
+    weights: Weights
+    variant: Variant
+    frames: int | None = None
+    padding: bool = False
+
+    def length(self, video: Video) -> int:
+        """See `Job`."""
+        try:
+            return min(len(video), self.frames or len(video))
+        except DataError:
+            return 0
+
+    def run(self, video: Video, device: str, tick: Tick) -> VideoResult:
+        """See `Job`."""
+        model = self.weights.vitdet(device)
+        size = model.config.backbone.size
+        step = contender(model, self.variant, size, maps=self.padding)
+        watch = PaddingWatch(model.config.backbone.patch) if self.padding else None
+        kept = _Frames()
+        for frame in islice(video, self.frames):
+            pixels, placement = model.prepare(frame.pixels)
+            (found,) = step(pixels, [placement])
+            kept.add(found.boxes, found.scores, found.labels, frame.boxes, step.macs)
+            if watch is not None and step.record is not None:
+                watch.see(step.record, placement)
+            if len(kept) % TICK == 0:
+                tick(TICK)
+        tick(len(kept) % TICK)
+        facts: dict[str, Any] = {"name": video.name, "dense_macs": dense_macs(model, size)}
+        if watch is not None:
+            facts["padding"] = watch.summary()
+        return VideoResult(kept.tensors(), facts)
+
+
+class _Frames:
+    """What is kept of every frame: detections, truth, cost."""
+
+    def __init__(self) -> None:
+        self.boxes: list[Tensor] = []
+        self.scores: list[Tensor] = []
+        self.labels: list[Tensor] = []
+        self.truth: list[Sequence[Box]] = []
+        self.macs: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.macs)
+
+    def add(
+        self, boxes: Tensor, scores: Tensor, labels: Tensor, truth: Sequence[Box], macs: int
+    ) -> None:
+        self.boxes.append(boxes.float())
+        self.scores.append(scores.float())
+        self.labels.append(labels)
+        self.truth.append(truth)
+        self.macs.append(macs)
+
+    def tensors(self) -> dict[str, Tensor]:
+        boxes, counts = ragged(self.boxes, torch.zeros(0, 4))
+        objects = [box for frame in self.truth for box in frame]
+        corners = [[box.x1, box.y1, box.x2, box.y2] for box in objects]
+        return {
+            "boxes": boxes,
+            "scores": ragged(self.scores, torch.zeros(0))[0],
+            "labels": ragged(self.labels, torch.zeros(0, dtype=torch.int64))[0],
+            "counts": counts,
+            "truth_boxes": torch.tensor(corners, dtype=torch.float64).reshape(-1, 4),
+            "truth_labels": torch.tensor([box.label for box in objects], dtype=torch.int64),
+            "truth_ignore": torch.tensor([box.ignore for box in objects], dtype=torch.bool),
+            "truth_counts": torch.tensor([len(frame) for frame in self.truth], dtype=torch.int64),
+            "macs": torch.tensor(self.macs, dtype=torch.int64),
+        }
+
+
+def score(results: Iterable[VideoResult], classes: Sequence[str]) -> dict[str, Any]:
+    """Both mAP50s in percent, and the mean cost of a frame, from the results of all videos."""
+    found: list[Detections] = []
+    truth: list[list[Box]] = []
+    macs = dense = 0
+    for result in results:
+        found += _found(result.tensors)
+        truth += _truth(result.tensors)
+        macs += int(result.tensors["macs"].sum())
+        dense += result.facts["dense_macs"] * len(result.tensors["macs"])
+    coco, fgfa = coco_map50(found, truth, classes), fgfa_map50(found, truth, classes)
+    return {
+        "coco_map50": _percent(coco.value),
+        "fgfa_map50": _percent(fgfa.value),
+        "operations": macs / max(len(found), 1) / 1e9,
+        "dense_operations": dense / max(len(found), 1) / 1e9,
+        "frames": len(found),
+        "detail": {"coco_map50": coco.plain(), "fgfa_map50": fgfa.plain()},
+    }
+
+
+def _percent(value: float) -> float | None:
+    """None where there was nothing to find."""
+    return None if math.isnan(value) else 100 * value
+
+
+def _found(tensors: dict[str, Tensor]) -> list[Detections]:
+    counts = tensors["counts"].tolist()
+    parts = (tensors[name].split(counts) for name in ("boxes", "scores", "labels"))
+    return [Detections(*frame) for frame in zip(*parts, strict=True)]
+
+
+def _truth(tensors: dict[str, Tensor]) -> list[list[Box]]:
+    counts = tensors["truth_counts"].tolist()
+    names = ("truth_boxes", "truth_labels", "truth_ignore")
+    frames = zip(*(tensors[name].split(counts) for name in names), strict=True)
+    return [
+        [
+            Box(x1, y1, x2, y2, label, None, ignore)
+            for (x1, y1, x2, y2), label, ignore in zip(
+                boxes.tolist(), labels.tolist(), ignored.tolist(), strict=True
+            )
+        ]
+        for boxes, labels, ignored in frames
+    ]

@@ -1,0 +1,337 @@
+"""From an experiment, data and weights to a report: variant after variant, video by video."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from eventful.bench.results import origin
+from eventful.config import Config
+from eventful.cost.counting import BlockWork, count_backbone
+from eventful.errors import ConfigError, DamagedMediaError, MissingFileError
+from eventful.models.vitdet.model import ViTDet, detector_config
+from eventful.models.vivit.model import ViViT
+from eventful.paper.data.catalog import open_dataset
+from eventful.paper.data.problems import Problems
+from eventful.paper.data.records import VideoSet
+from eventful.paper.evaluate import action, detection, padding
+from eventful.paper.evaluate.experiment import Experiment
+from eventful.paper.evaluate.models import Weights
+from eventful.paper.evaluate.report import Report, Row
+from eventful.paper.evaluate.runs import RunStore, VideoResult, file_digest, text_digest
+from eventful.paper.evaluate.variants import BASE, SKIP, Variant
+from eventful.paper.evaluate.workers import Item, Job, Workers
+from eventful.surgery.conversion import block_shapes
+
+TASKS = {"vitdet": "detection", "vivit": "action"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where to evaluate, on what, and how.
+
+    Attributes:
+        weights: files by name; an experiment that needs one calls it `base`.
+        size: side of the frames where a variant does not say.
+        videos: only so many, the first ones.
+        frames: only so many of each video (detection).
+        views: temporal and spatial views of each video (recognition).
+        threads: of each worker; None for an equal part of torch's.
+        out: folder for results; None keeps nothing.
+        resume: go on with what is in it.
+    """
+
+    data: Path
+    weights: Mapping[str, Path]
+    split: str | None = None
+    size: int | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    videos: int | None = None
+    frames: int | None = None
+    views: tuple[int, int] = (4, 3)
+    workers: int = 1
+    threads: int | None = None
+    out: Path | None = None
+    resume: bool = True
+
+
+class Progress(Protocol):
+    """Who wants to know how far it is."""
+
+    def begin(self, variant: Variant, frames: int, videos: int) -> None:
+        """A variant begins, with so much to do."""
+
+    def advance(self, frames: int) -> None:
+        """So many frames more are done."""
+
+
+class Silent:
+    """Nobody does."""
+
+    def begin(self, variant: Variant, frames: int, videos: int) -> None:
+        """See `Progress`."""
+
+    def advance(self, frames: int) -> None:
+        """See `Progress`."""
+
+
+@dataclass
+class _Run:
+    """What the variants of one evaluation share."""
+
+    experiment: Experiment
+    settings: Settings
+    data: VideoSet
+    store: RunStore
+    workers: Workers
+    progress: Progress
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+def evaluate(
+    experiment: Experiment, settings: Settings, progress: Progress | None = None
+) -> Report:
+    """Measure every variant of an experiment for which there are weights."""
+    problems = Problems()
+    data = open_dataset(settings.data, settings.split, on_problem=problems)
+    data = replace(data, videos=data.videos[: settings.videos])
+    _check(experiment, data)
+    variants, left_out = _with_weights(experiment, settings)
+    statistics: dict[str, float] = {}
+    if experiment.kind == "padding":
+        statistics = _padding(experiment, settings, data, problems)
+    if not variants and not statistics:
+        raise ConfigError(
+            f"No weights for any variant of {experiment.name}: give "
+            + ", ".join(f"--weights {name}=FILE" for name in experiment.weights)
+        )
+    for variant in variants:
+        _check_weights(variant, settings, data)
+    described = _described(experiment, settings, data, variants)
+    with _folder(settings) as folder:
+        store = RunStore.open(folder, described, resume=settings.resume)
+        with Workers(settings.workers, settings.device, settings.threads) as workers:
+            run = _Run(experiment, settings, data, store, workers, progress or Silent())
+            rows, detail = _measure(run, variants)
+    noted = {f"annotation {i}": str(error) for i, error in enumerate(problems.found, start=1)}
+    statistics |= detail.pop("padding", {})
+    report = Report(
+        experiment,
+        tuple(rows),
+        described,
+        origin(settings.device),
+        left_out,
+        noted | run.problems,
+        statistics,
+        detail,
+    )
+    if settings.out is not None:
+        report.write(settings.out)
+    return report
+
+
+def _measure(run: _Run, variants: Sequence[Variant]) -> tuple[list[Row], dict[str, Any]]:
+    rows: dict[str, Row] = {}
+    detail: dict[str, Any] = {}
+    for planned in variants:
+        variant = _with_share(planned, rows, run)
+        results = list(_results(run, variant))
+        if not results:
+            raise DamagedMediaError(
+                f"None of the {len(run.data)} videos can be used; of the first: "
+                f"{next(iter(run.problems.values()))}"
+            )
+        measured = _score(run, variant, results)
+        detail[variant.key] = measured.pop("detail")
+        watched = [r.facts["padding"] for r in results if "padding" in r.facts]
+        if watched:
+            detail["padding"] = padding.skipped(watched)
+        rows[variant.key] = Row.of(
+            variant,
+            **{"videos": len(results), **measured},
+            skipped_videos=len(run.data) - len(results),
+        )
+    return list(rows.values()), detail
+
+
+def _with_share(variant: Variant, rows: Mapping[str, Row], run: _Run) -> Variant:
+    """A skipping variant with the share of frames that costs what its pattern does."""
+    if variant.preset != SKIP or variant.share is not None:
+        return variant
+    pattern = rows.get(variant.like or "")
+    if pattern is not None and pattern.operations and pattern.dense_operations:
+        return replace(variant, share=min(1.0, pattern.operations / pattern.dense_operations))
+    return replace(variant, share=_share_of_paper(variant, run.settings))
+
+
+def _share_of_paper(variant: Variant, settings: Settings) -> float:
+    """The cost of the paper's rule at this r, from shapes: what to skip at without a pattern."""
+    if variant.r is None and variant.fraction is None:
+        raise ConfigError(
+            "Frame skipping at equal cost: give r, or another preset to be equal to, or the share "
+            "of the frames to compute."
+        )
+    weights = _weights(variant, settings)
+    with torch.device("meta"):
+        if variant.model == "vitdet":
+            config = weights.vitdet_config()
+            shapes = block_shapes(ViTDet(config), config.backbone.size, Config.paper())
+        else:
+            sizes = weights.vivit_config()
+            shapes = block_shapes(ViViT(sizes), variant.size or sizes.size, Config.paper())
+    tokens = shapes[0].tokens
+    r = variant.r if variant.r is not None else round(tokens * (variant.fraction or 0.0))
+    step = count_backbone(shapes, Config.paper(), [BlockWork.uniform(min(r, tokens))] * len(shapes))
+    return min(1.0, step.total / count_backbone(shapes).total)
+
+
+def _results(run: _Run, variant: Variant) -> Iterator[VideoResult]:
+    """Compute what is not there yet, then read everything in the order of the set."""
+    store, key = run.store, variant.key
+    job = _job(run, variant)
+    videos = list(enumerate(run.data))
+    pending = [(i, video) for i, video in videos if not store.has(key, i, video.name)]
+    run.progress.begin(variant, sum(job.length(video) for _, video in pending), len(pending))
+    items = [Item(job, store, key, i, video) for i, video in pending]
+    problems = run.workers.run(items, run.progress.advance)
+    for i, video in videos:
+        if i in problems:
+            run.problems[video.name] = problems[i]
+        else:
+            yield store.load(key, i, video.name)
+
+
+def _job(run: _Run, variant: Variant) -> Job:
+    settings, weights = run.settings, _weights(variant, run.settings)
+    if variant.model == "vitdet":
+        watch = run.experiment.kind == "padding"
+        return detection.DetectionJob(weights, variant, settings.frames, watch)
+    config = weights.vivit_config()
+    plan = action.view_plan(run.data.layout, config, variant.size or settings.size, settings.views)
+    return action.ActionJob(weights, variant, plan)
+
+
+def _weights(variant: Variant, settings: Settings) -> Weights:
+    size = (variant.size or settings.size) if variant.model == "vitdet" else None
+    return Weights(settings.weights[variant.weights], size, settings.dtype)
+
+
+def _score(run: _Run, variant: Variant, results: Sequence[VideoResult]) -> dict[str, Any]:
+    if variant.model == "vitdet":
+        return detection.score(results, run.data.classes)
+    return action.score(results)
+
+
+def _padding(
+    experiment: Experiment, settings: Settings, data: VideoSet, problems: Problems
+) -> dict[str, float]:
+    """What the sizes of the images alone tell."""
+    variant = experiment.variants[0]
+    if variant.weights in settings.weights:
+        config = _weights(variant, settings).vitdet_config()
+    else:
+        config = detector_config(len(data.classes), variant.size or 1024, False, "bicubic")
+    made = padding.mean_padding(data.videos, config, problems)
+    tokens = (config.backbone.size // config.backbone.patch) ** 2
+    if made and variant.r is not None:
+        skipped = padding.skipped_if_none_is_padding(made["padded_tokens"], tokens, variant.r)
+        made["unpadded_skipped_at_least"] = skipped
+    return made
+
+
+def _check(experiment: Experiment, data: VideoSet) -> None:
+    if data.task != TASKS[experiment.model]:
+        raise ConfigError(
+            f"{experiment.model} is for {TASKS[experiment.model]}, and {data.layout} is a set for "
+            f"{data.task}; {experiment.name} needs {experiment.data or 'other data'}."
+        )
+    if not data.videos:
+        raise MissingFileError(
+            f"The split {data.split} of the {data.layout} data holds no videos; look at it with: "
+            "eventful data check"
+        )
+
+
+def _check_weights(variant: Variant, settings: Settings, data: VideoSet) -> None:
+    """Whether the weights are for these classes, and can be run at this size."""
+    weights = _weights(variant, settings)
+    if variant.model == "vitdet":
+        detector = weights.vitdet_config()
+        known, size = detector.heads.classes, detector.backbone.size
+        patch = detector.backbone.patch
+    else:
+        recogniser = weights.vivit_config()
+        known, size = recogniser.classes, variant.size or settings.size or recogniser.size
+        patch = recogniser.patch
+    if size % patch:
+        raise ConfigError(
+            f"Frames of {size} px do not consist of whole patches of {patch} px: choose "
+            f"{size // patch * patch or patch} or another multiple."
+        )
+    # Also where the data has fewer: its labels are numbered without those it lacks.
+    if known != len(data.classes):
+        raise ConfigError(
+            f"{weights.path} tells {known} classes apart, the data has {len(data.classes)}: "
+            "evaluate weights that were trained for this data."
+        )
+
+
+def _with_weights(
+    experiment: Experiment, settings: Settings
+) -> tuple[list[Variant], dict[str, str]]:
+    known = set(settings.weights)
+    strangers = sorted(known - set(experiment.weights) - {BASE})
+    if strangers:
+        raise ConfigError(
+            f"{experiment.name} has no use for weights named {strangers[0]!r}; it needs "
+            f"{', '.join(experiment.weights)}."
+        )
+    kept = [variant for variant in experiment.variants if variant.weights in known]
+    left_out = {
+        variant.key: f"needs --weights {variant.weights}=FILE"
+        for variant in experiment.variants
+        if variant.weights not in known
+    }
+    return kept, left_out
+
+
+def _described(
+    experiment: Experiment, settings: Settings, data: VideoSet, variants: Sequence[Variant]
+) -> dict[str, Any]:
+    """All that shapes the numbers: two runs with the same of these give the same."""
+    names = [video.name for video in data.videos]
+    used = dict.fromkeys(variant.weights for variant in variants)
+    return {
+        "experiment": experiment.name,
+        "kind": experiment.kind,
+        "data": {
+            "layout": data.layout,
+            "split": data.split,
+            "classes": len(data.classes),
+            "videos": len(names),
+            "names": text_digest(names),
+        },
+        "weights": {name: file_digest(settings.weights[name]) for name in used},
+        "variants": {variant.key: variant.to_dict() for variant in variants},
+        "size": settings.size,
+        "frames": settings.frames,
+        "views": list(settings.views) if experiment.model == "vivit" else None,
+        "device": settings.device.partition(":")[0],
+        "dtype": settings.dtype,
+    }
+
+
+@contextmanager
+def _folder(settings: Settings) -> Iterator[Path]:
+    if settings.out is not None:
+        yield settings.out
+        return
+    with tempfile.TemporaryDirectory(prefix="eventful-") as folder:
+        yield Path(folder)

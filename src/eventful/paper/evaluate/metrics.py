@@ -1,0 +1,309 @@
+"""The numbers of the paper's tables: mAP50 for detection, top-1 and top-5 for recognition.
+
+Detection has two, because the literature on VID has two. `coco_map50` is COCO's average precision
+at IoU 0.5 over 101 recalls. `fgfa_map50` is that of the ILSVRC development kit, as used by FGFA and
+those who follow it: each box has its own threshold, and the whole area under the curve counts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import math
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eventful.errors import ConfigError
+from eventful.paper.data.records import Box
+from eventful.paper.evaluate import precision
+from eventful.surgery.libraries import load
+
+Backend = Literal["auto", "faster-coco-eval", "pycocotools", "numpy"]
+
+MOST = 100  # detections per class and frame that COCO looks at
+_MODULES = {"faster-coco-eval": "faster_coco_eval", "pycocotools": "pycocotools"}
+
+
+@dataclass(frozen=True)
+class Detections:
+    """What a detector says of one frame.
+
+    Args:
+        boxes: Left, top, right, bottom in pixels of the frame as stored, (K, 4).
+        scores: (K).
+        labels: (K).
+    """
+
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        count = len(self.scores)
+        if self.boxes.shape != (count, 4) or self.labels.shape != (count,):
+            raise ConfigError(
+                f"detections need boxes ({count}, 4) and labels ({count},) beside {count} scores, "
+                f"not {tuple(self.boxes.shape)} and {tuple(self.labels.shape)}"
+            )
+        if not (torch.isfinite(self.boxes).all() and torch.isfinite(self.scores).all()):
+            raise ConfigError("detections hold NaN or Inf: look at the model that made them")
+
+
+@dataclass(frozen=True)
+class DetectionScore:
+    """A mean average precision.
+
+    Args:
+        metric: `"coco_map50"` or `"fgfa_map50"`.
+        value: Mean over the classes that occur, in [0, 1]; NaN where none does.
+        per_class: By name; None for a class that does not occur.
+        backend: Whose code computed it.
+    """
+
+    metric: str
+    value: float
+    per_class: dict[str, float | None]
+    frames: int
+    objects: int
+    detections: int
+    backend: str
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON, which has no NaN."""
+        return {**asdict(self), "value": None if math.isnan(self.value) else self.value}
+
+
+@dataclass(frozen=True)
+class RecognitionScore:
+    """Shares of videos whose label is the first, or among the first five, of the model's."""
+
+    top1: float
+    top5: float
+    videos: int
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def coco_map50(
+    found: Sequence[Detections],
+    truth: Sequence[Sequence[Box]],
+    classes: Sequence[str],
+    backend: Backend = "auto",
+) -> DetectionScore:
+    """COCO's mean average precision at IoU 0.5.
+
+    At most 100 detections per class and frame count. A box to be ignored is treated as COCO treats
+    a crowd: detections half of which it covers are left out. So is, by COCO's code, a wrong
+    detection whose right edge lies left of its left one.
+
+    Args:
+        found: One per frame.
+        truth: Boxes per frame, in the same order.
+        backend: Whose code; `"auto"` takes the first of the libraries that is installed. All give
+            the same number, ties, borders and boxes turned inside out included.
+    """
+    frames = _arrays(found, truth, classes)
+    chosen = _installed() if backend == "auto" else backend
+    if chosen == "numpy":
+        scores = _by_class(frames, classes, precision.match_coco, precision.coco_precision, MOST)
+    elif chosen in _MODULES:
+        scores = _through_library(frames, classes, chosen)
+    else:
+        raise ConfigError(f"no backend {backend!r}: there are auto, numpy, {', '.join(_MODULES)}")
+    return _score("coco_map50", scores, classes, frames, chosen)
+
+
+def fgfa_map50(
+    found: Sequence[Detections], truth: Sequence[Sequence[Box]], classes: Sequence[str]
+) -> DetectionScore:
+    """VID's mean average precision, with the threshold min(0.5, w·h / ((w + 10)(h + 10))).
+
+    Sides and overlaps count whole pixels: a box from 3 to 5 is 3 wide.
+
+    Args:
+        found: One per frame.
+        truth: Boxes per frame, in the same order.
+    """
+    frames = _arrays(found, truth, classes)
+    scores = _by_class(frames, classes, precision.match_vid, precision.vid_precision, None)
+    return _score("fgfa_map50", scores, classes, frames, "numpy")
+
+
+def average_views(logits: Tensor) -> Tensor:
+    """Class probabilities of a video from its views: logits averaged, then softmax.
+
+    Args:
+        logits: (..., V, C).
+    """
+    return logits.float().mean(-2).softmax(-1)
+
+
+def top_k(scores: Tensor, labels: Tensor) -> RecognitionScore:
+    """Top-1 and top-5 of videos.
+
+    A label as high as another ranks below it, so that a model which says the same of every class
+    is not taken for a good one.
+
+    Args:
+        scores: One row per video, views already averaged, (V, C).
+        labels: (V).
+    """
+    if scores.ndim != 2 or labels.shape != scores.shape[:1]:
+        raise ConfigError(
+            f"top-k needs scores (videos, classes) and one label a video, not "
+            f"{tuple(scores.shape)} and {tuple(labels.shape)}"
+        )
+    if len(labels) == 0:
+        return RecognitionScore(float("nan"), float("nan"), 0)
+    own = scores.gather(1, labels[:, None])
+    if not torch.isfinite(scores).all():
+        raise ConfigError("scores hold NaN or Inf: look at the model that made them")
+    above = (scores >= own).sum(1) - 1  # classes that rank before the label
+    top1, top5 = ((above < k).double().mean().item() for k in (1, 5))
+    return RecognitionScore(top1, top5, len(labels))
+
+
+@dataclass(frozen=True)
+class _FrameArrays:
+    boxes: precision.Floats
+    scores: precision.Floats
+    labels: np.ndarray
+    truths: precision.Floats
+    truth_labels: np.ndarray
+    ignore: precision.Flags
+
+
+def _arrays(
+    found: Sequence[Detections], truth: Sequence[Sequence[Box]], classes: Sequence[str]
+) -> list[_FrameArrays]:
+    if len(found) != len(truth):
+        raise ConfigError(f"{len(found)} frames of detections and {len(truth)} of boxes: give both")
+    frames = []
+    for detected, boxes in zip(found, truth, strict=True):
+        frame = _FrameArrays(
+            detected.boxes.detach().cpu().double().numpy(),
+            detected.scores.detach().cpu().double().numpy(),
+            detected.labels.detach().cpu().numpy(),
+            np.array([(b.x1, b.y1, b.x2, b.y2) for b in boxes], float).reshape(-1, 4),
+            np.array([b.label for b in boxes], int),
+            np.array([b.ignore for b in boxes], bool),
+        )
+        if not (
+            np.isfinite(frame.truths).all() and (frame.truths[:, 2:] >= frame.truths[:, :2]).all()
+        ):
+            raise ConfigError(
+                "boxes of the truth hold NaN, Inf or a right edge left of the left one"
+            )
+        for labels in (frame.labels, frame.truth_labels):
+            if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
+                raise ConfigError(
+                    f"labels from {labels.min()} to {labels.max()}, but there are {len(classes)} "
+                    "classes: give the classes the model was trained on"
+                )
+        frames.append(frame)
+    return frames
+
+
+def _by_class(
+    frames: list[_FrameArrays],
+    classes: Sequence[str],
+    match: Callable[..., precision.Matches],
+    average: Callable[[list[precision.Matches]], float | None],
+    most: int | None,
+) -> list[float | None]:
+    """The average precision of each class; frames that show nothing of a class are passed over."""
+    matches: list[list[precision.Matches]] = [[] for _ in classes]
+    for frame in frames:
+        for label in np.union1d(frame.labels, frame.truth_labels).astype(int):
+            mine = np.flatnonzero(frame.labels == label)
+            order = mine[np.argsort(-frame.scores[mine], kind="stable")][:most]
+            truths = frame.truth_labels == label
+            matches[label].append(
+                match(
+                    frame.scores[order],
+                    frame.boxes[order],
+                    frame.truths[truths],
+                    frame.ignore[truths],
+                )
+            )
+    return [average(found) for found in matches]
+
+
+def _score(
+    metric: str,
+    scores: list[float | None],
+    classes: Sequence[str],
+    frames: list[_FrameArrays],
+    backend: str,
+) -> DetectionScore:
+    occurring = [score for score in scores if score is not None]
+    return DetectionScore(
+        metric=metric,
+        value=float(np.mean(occurring)) if occurring else float("nan"),
+        per_class=dict(zip(classes, scores, strict=True)),
+        frames=len(frames),
+        objects=sum(int((~frame.ignore).sum()) for frame in frames),
+        detections=sum(len(frame.scores) for frame in frames),
+        backend=backend,
+    )
+
+
+def _installed() -> str:
+    """The first library that is there, else our own code."""
+    there = (name for name, module in _MODULES.items() if importlib.util.find_spec(module))
+    return next(there, "numpy")
+
+
+def _through_library(
+    frames: list[_FrameArrays], classes: Sequence[str], backend: str
+) -> list[float | None]:
+    """The same from one of the COCO libraries, which share their interface."""
+    library = load(_MODULES[backend])
+    if backend == "pycocotools":
+        store, judge = load("pycocotools.coco").COCO, load("pycocotools.cocoeval").COCOeval
+    else:
+        store, judge = library.COCO, library.COCOeval_faster
+    images = [{"id": i} for i in range(1, len(frames) + 1)]
+    categories = [{"id": c, "name": name} for c, name in enumerate(classes, start=1)]
+    truth: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
+    for i, frame in enumerate(frames, start=1):
+        for box, label, ignore in zip(frame.truths, frame.truth_labels, frame.ignore, strict=True):
+            truth.append({**_entry(i, box, label, len(truth)), "iscrowd": int(ignore)})
+        for box, label, score in zip(frame.boxes, frame.labels, frame.scores, strict=True):
+            found.append({**_entry(i, box, label, len(found)), "iscrowd": 0, "score": float(score)})
+    with redirect_stdout(io.StringIO()):  # they narrate their progress
+        sides = []
+        for annotations in (truth, found):
+            side = store()
+            side.dataset = {"images": images, "categories": categories, "annotations": annotations}
+            side.createIndex()
+            sides.append(side)
+        run = judge(*sides, "bbox")
+        run.params.iouThrs = np.array([precision.COCO_IOU])
+        run.params.areaRng, run.params.areaRngLbl = [[0, 1e10]], ["all"]
+        run.params.maxDets = [MOST]
+        run.evaluate()
+        run.accumulate()
+    curves = np.asarray(run.eval["precision"])[0, :, :, 0, 0]  # (recalls, classes)
+    return [None if (curve < 0).all() else float(curve.mean()) for curve in curves.T]
+
+
+def _entry(image: int, box: Any, label: int, before: int) -> dict[str, Any]:
+    left, top, right, bottom = map(float, box)
+    width, height = right - left, bottom - top
+    return {
+        "id": before + 1,  # the libraries take an id of 0 for no match
+        "image_id": image,
+        "category_id": int(label) + 1,
+        "bbox": [left, top, width, height],
+        "area": width * height,
+    }

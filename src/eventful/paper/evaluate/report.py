@@ -1,0 +1,153 @@
+"""What an evaluation found: rows beside the published numbers, as JSON, CSV and a figure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from eventful.paper.evaluate.experiment import Experiment
+from eventful.paper.evaluate.runs import write
+from eventful.paper.evaluate.variants import Variant
+
+UNITS = {"vitdet": "GFlops per frame", "vivit": "TFlops per video"}
+METRICS = {
+    "coco_map50": "mAP50, COCO",
+    "fgfa_map50": "mAP50, FGFA",
+    "top1": "top-1",
+    "top5": "top-5",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant, measured. Accuracies are in percent; None where a number has no meaning.
+
+    Attributes:
+        operations: GFlops per frame of a detector, TFlops per video of a recogniser.
+        dense_operations: of the model as it is, without pooling.
+        share: of the frames computed, when skipping.
+        ms: milliseconds of the transformer, per frame after the first (ViTDet) or per video.
+        total_ms: the same with all that follows it.
+        first_ms: of a video's first frame, which is a flush.
+        first_total_ms: the same with all that follows.
+        speedup: of the transformer, against the fastest dense path in the same run.
+        total_speedup: the same with all that follows.
+        base_speedup: of the transformer, against the model as the paper ran it.
+        videos: that were used; those damaged or missing are not.
+        skipped_videos: that could not be used.
+    """
+
+    key: str
+    label: str
+    preset: str
+    model: str
+    size: int | None
+    r: int | None = None
+    fraction: float | None = None
+    h: float | None = None
+    tuned_r: int | None = None
+    share: float | None = None
+    coco_map50: float | None = None
+    fgfa_map50: float | None = None
+    top1: float | None = None
+    top5: float | None = None
+    operations: float | None = None
+    dense_operations: float | None = None
+    ms: float | None = None
+    total_ms: float | None = None
+    first_ms: float | None = None
+    first_total_ms: float | None = None
+    speedup: float | None = None
+    total_speedup: float | None = None
+    base_speedup: float | None = None
+    videos: int | None = None
+    frames: int | None = None
+    skipped_videos: int = 0
+    published_accuracy: float | None = None
+    published_operations: float | None = None
+    published_gpu_ms: float | None = None
+    published_cpu_ms: float | None = None
+    remark: str = ""
+
+    @classmethod
+    def of(cls, variant: Variant, **measured: Any) -> Row:
+        """The row of a variant; `measured` may hold more than a row does."""
+        names = {f.name for f in fields(cls)}
+        own = {"key": variant.key, "remark": variant.remark}
+        for name in ("label", "preset", "model", "size", "r", "fraction", "h", "tuned_r", "share"):
+            own[name] = getattr(variant, name)
+        printed = {f"published_{k}": v for k, v in asdict(variant.published).items()}
+        return cls(**{**own, **printed, **{k: v for k, v in measured.items() if k in names}})
+
+    @property
+    def saving(self) -> float | None:
+        """How many times fewer operations than the model as it is."""
+        if not self.operations or not self.dense_operations:
+            return None
+        return self.dense_operations / self.operations
+
+
+@dataclass(frozen=True)
+class Report:
+    """An experiment, measured.
+
+    Attributes:
+        left_out: variants that could not be run, and why.
+        problems: videos that could not be read, and why.
+        statistics: numbers about the whole set, such as its padding.
+        detail: per variant, what the metrics say beside their value.
+    """
+
+    experiment: Experiment
+    rows: tuple[Row, ...]
+    settings: dict[str, Any]
+    origin: dict[str, str]
+    left_out: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    statistics: dict[str, float] = field(default_factory=dict)
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        made = self.experiment
+        return {
+            "experiment": made.name,
+            "title": made.title,
+            "paper": made.paper,
+            "kind": made.kind,
+            "metric": made.metric,
+            "unit": UNITS[made.model],
+            "rows": [asdict(row) for row in self.rows],
+            "statistics": self.statistics,
+            "left_out": self.left_out,
+            "problems": self.problems,
+            "remark": made.remark,
+            "detail": self.detail,
+            "settings": self.settings,
+            "origin": self.origin,
+        }
+
+    def write(self, folder: Path, *, draw: bool = True) -> list[Path]:
+        """Write `results.json`, `results.csv` and, where there is something to draw, the figure."""
+        written = [folder / "results.json", folder / "results.csv"]
+        write(written[0], (json.dumps(self.plain(), indent=2) + "\n").encode())
+        write(written[1], self.csv().encode())
+        if draw and self.experiment.kind == "accuracy":
+            from eventful.paper.evaluate.figure import draw_tradeoff
+
+            written += draw_tradeoff(self, folder / "figure.png")
+        return written
+
+    def csv(self) -> str:
+        """The rows, with where they come from."""
+        text = io.StringIO()
+        columns = [f.name for f in fields(Row)]
+        writer = csv.DictWriter(text, [*columns, *self.origin], lineterminator="\n")
+        writer.writeheader()
+        for row in self.rows:
+            writer.writerow({**asdict(row), **self.origin})
+        return text.getvalue()

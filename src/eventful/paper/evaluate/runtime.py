@@ -1,0 +1,340 @@
+"""Times of the paper's systems (Table 2), every variant in turn on the same frames.
+
+ViTDet is timed a frame, its backbone and the whole detector; ViViT a video, its spatial model and
+all of it, with the views of the video stepped together. Time depends on shapes, so a made-up clip
+serves, and random weights where none are given. Beside the variants runs the fastest dense path
+this device offers, which is what a user would otherwise pick.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eventful.bench.dense import Workshop, dense_paths
+from eventful.bench.results import origin
+from eventful.bench.timing import in_turn, timed
+from eventful.config import Config
+from eventful.errors import ConfigError
+from eventful.models.blocks import at_size, pooled
+from eventful.models.vitdet.model import ViTDet, vitdet_b
+from eventful.models.vivit.model import ViViT, steps, vivit_b
+from eventful.paper.evaluate.contenders import Contender, Dense, contender, dense_macs
+from eventful.paper.evaluate.evaluation import Progress
+from eventful.paper.evaluate.experiment import Experiment
+from eventful.paper.evaluate.models import Weights
+from eventful.paper.evaluate.report import Report, Row
+from eventful.paper.evaluate.variants import BASE, DENSE, SKIP, Variant
+from eventful.stream import StreamBatch
+from eventful.surgery.conversion import convert
+from eventful.video.synthetic import moving_objects
+
+WARM = {"cpu": 2, "cuda": 5}  # steps of every contender before any is timed; recording takes four
+ROUNDS = {"cpu": 1, "cuda": 5}  # timed flushes of a detector, timed videos of a recogniser
+USUAL_FRAMES = {"cpu": 6, "cuda": 30}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to time.
+
+    Attributes:
+        frames: steady frames of the clip for ViTDet; 0 for the usual number of the device.
+        views: of a video for ViViT, temporal and spatial.
+        compiled: try `torch.compile` for the fastest dense path.
+        compile_mode: of `torch.compile`; "" for the usual one of the device.
+        weights: `base` for ViTDet, `vivit` for ViViT; either may be left out.
+    """
+
+    device: str = "cpu"
+    dtype: str = "float32"
+    frames: int = 0
+    views: tuple[int, int] = (4, 3)
+    compiled: bool = True
+    compile_mode: str = ""
+    weights: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """`cpu` or `cuda`."""
+        return torch.device(self.device).type
+
+    @property
+    def steady(self) -> int:
+        """Frames to time after the first."""
+        return self.frames or USUAL_FRAMES[self.kind]
+
+    @property
+    def rounds(self) -> int:
+        """How often what comes once in a video is timed."""
+        return ROUNDS[self.kind]
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """The model on the device."""
+        return model.to(self.device, getattr(torch, self.dtype))
+
+    def put(self, pixels: Tensor) -> Tensor:
+        """Pixels from 0 to 1, as the models want them."""
+        return ((pixels - 0.45) / 0.225).to(self.device, getattr(torch, self.dtype))
+
+    def shop(self, model: nn.Module, example: Tensor) -> Workshop:
+        """Where dense paths of a model are built."""
+        return Workshop(model, example, self.compiled, self.compile_mode)
+
+
+@dataclass
+class Entry:
+    """One contender and its milliseconds: of the transformer, and of all there is.
+
+    Attributes:
+        first: of the first frame of a video, transformer and all.
+        macs: operations of each timed step.
+    """
+
+    variant: Variant
+    run: Contender
+    ms: list[float] = field(default_factory=list)
+    total: list[float] = field(default_factory=list)
+    first: list[tuple[float, float]] = field(default_factory=list)
+    macs: list[int] = field(default_factory=list)
+
+    def forget(self) -> None:
+        """Drop what was timed so far."""
+        for values in (self.ms, self.total, self.first, self.macs):
+            values.clear()
+
+    def measured(self, fastest: Entry, base: Entry) -> dict[str, Any]:
+        """Times for a row, and ratios of frames timed next to each other."""
+        firsts = [statistics.median(values) for values in zip(*self.first, strict=True)]
+        return {
+            "ms": statistics.median(self.ms),
+            "total_ms": statistics.median(self.total),
+            "first_ms": firsts[0],
+            "first_total_ms": firsts[1],
+            "speedup": _ratio(fastest.ms, self.ms),
+            "total_speedup": _ratio(fastest.total, self.total),
+            "base_speedup": _ratio(base.ms, self.ms),
+        }
+
+
+def measure_runtime(
+    experiment: Experiment,
+    plan: Plan,
+    progress: Progress,
+    keep: Callable[[Report], None] = lambda _: None,
+) -> Report:
+    """Time every variant; those of one model and size take turns.
+
+    Args:
+        keep: given the report so far after each model and size, which may take many minutes.
+    """
+    settings = {
+        "device": plan.device,
+        "dtype": plan.dtype,
+        "frames": plan.steady,
+        "views": list(plan.views),
+        "weights": sorted(plan.weights),
+        "compile": (plan.compile_mode or "usual") if plan.compiled else "",
+    }
+    report = Report(experiment, (), settings, origin(plan.device), detail={"dense_paths": {}})
+    for (model, size), group in groupby(experiment.variants, lambda v: (v.model, v.size)):
+        time = _time_detector if model == "vitdet" else _time_recogniser
+        rows = time(list(group), size, plan, progress, report.detail["dense_paths"])
+        report = replace(report, rows=(*report.rows, *rows))
+        keep(report)
+    return report
+
+
+def _time_detector(
+    variants: Sequence[Variant],
+    asked: int | None,
+    plan: Plan,
+    progress: Progress,
+    notes: dict[str, str],
+) -> list[Row]:
+    """Milliseconds a frame."""
+    size = asked or 1024
+    model = _detector(size, plan)
+    clip = [plan.put(frame) for frame in moving_objects(1 + plan.steady, (size, size))]
+    dense = dense_macs(model.backbone, size)
+    entries = [Entry(v, contender(model.backbone, v, size)) for v in variants]
+    entries.append(_fastest_dense(variants[0], model.backbone, clip[0], dense, plan, notes))
+    warm = WARM[plan.kind]
+    progress.begin(variants[0], (warm + plan.rounds + plan.steady) * len(entries), 1)
+
+    def step(entry: Entry, pixels: Tensor) -> tuple[float, float]:
+        features, spent = timed(entry.run, pixels)
+        _, rest = timed(lambda maps: _objects(model, maps, size), features)
+        progress.advance(1)
+        return spent, spent + rest
+
+    for entry in entries:  # each alone, so that what it captures or compiles is its own
+        for t in range(warm):
+            entry.run(clip[t % len(clip)])
+            progress.advance(1)
+    for turn in range(plan.rounds):
+        for entry in in_turn(entries, turn):
+            entry.run.reset()
+            entry.first.append(step(entry, clip[0]))
+    for entry in entries:
+        entry.macs.append(entry.run.macs)
+    for turn, pixels in enumerate(clip[1:]):
+        for entry in in_turn(entries, turn):
+            spent, total = step(entry, pixels)
+            entry.ms.append(spent)
+            entry.total.append(total)
+            entry.macs.append(entry.run.macs)
+    return _rows(entries, dense / 1e9, lambda entry: statistics.mean(entry.macs) / 1e9)
+
+
+def _time_recogniser(
+    variants: Sequence[Variant],
+    asked: int | None,
+    plan: Plan,
+    progress: Progress,
+    notes: dict[str, str],
+) -> list[Row]:
+    """Milliseconds a video: all its views together, step by step."""
+    size = asked or 320
+    model = _recogniser(size, plan)
+    views = plan.views[0] * plan.views[1]
+    frames, tubelet = model.config.frames, model.config.tubelet
+    clips = [
+        torch.stack(list(moving_objects(frames, (size, size), seed=v)), 2) for v in range(views)
+    ]
+    parts = steps(plan.put(torch.cat(clips)), tubelet)
+    together = torch.stack(parts, 1).flatten(0, 1)  # every step of every view
+    dense = dense_macs(model.spatial, size) * len(together)
+    fastest = _fastest_dense(variants[0], model.spatial, together, dense, plan, notes)
+    entries = [Entry(v, _views_together(model.spatial, v, size, views)) for v in variants]
+    entries.append(fastest)
+    progress.begin(variants[0], (1 + plan.rounds) * len(entries) * len(parts), 1)
+
+    def video(entry: Entry) -> None:
+        entry.run.reset()
+        timings, vectors = [], []
+        for part in [together] if entry is fastest else parts:
+            made, spent = timed(entry.run, part)
+            vectors.append(made)
+            timings.append(spent)
+            entry.macs.append(entry.run.macs)
+        seen = vectors[0].unflatten(0, (views, -1)) if entry is fastest else torch.stack(vectors, 1)
+        _, rest = timed(lambda tokens: _classes(model, tokens), seen)
+        entry.ms.append(sum(timings))
+        entry.total.append(sum(timings) + rest)
+        entry.first.append((timings[0], timings[0]))
+        progress.advance(len(parts))
+
+    for entry in entries:  # each alone, so that what it captures or compiles is its own
+        video(entry)
+        entry.forget()
+    for turn in range(plan.rounds):
+        for entry in in_turn(entries, turn):
+            video(entry)
+    return _rows(entries, dense / 1e12, lambda entry: sum(entry.macs) / plan.rounds / 1e12)
+
+
+def _rows(
+    entries: Sequence[Entry], dense: float, operations: Callable[[Entry], float]
+) -> list[Row]:
+    fastest = entries[-1]
+    base = next((e for e in entries if e.variant.preset == DENSE and e.variant.pool == 1), fastest)
+    rows = []
+    for entry in entries:
+        measured = entry.measured(fastest, base)
+        measured |= {"operations": operations(entry), "dense_operations": dense}
+        rows.append(Row.of(entry.variant, frames=len(entry.ms), **measured))
+    return rows
+
+
+class _StreamedViews(Contender):
+    """A stream for each view, stepped together."""
+
+    def __init__(self, model: nn.Module, config: Config, views: int) -> None:
+        self._batch = StreamBatch(convert(model, config))
+        for view in range(views):
+            self._batch.join(str(view))
+
+    def reset(self) -> None:
+        """See `Contender`."""
+        for name in self._batch.streams:
+            self._batch.flush(name)
+
+    @property
+    def macs(self) -> int:
+        """See `Contender`."""
+        return 0 if self._batch.last is None else self._batch.last.macs
+
+    def __call__(self, *args: Any) -> Any:
+        """See `Contender`."""
+        return self._batch(*args)
+
+
+def _views_together(model: nn.Module, variant: Variant, size: int, views: int) -> Contender:
+    config = variant.config()
+    if variant.preset == SKIP:
+        raise ConfigError(f"{variant.label}: the time of skipping is that of dense, by its share.")
+    dense = at_size(model, (size, size))
+    if config is None:
+        return Dense(dense, views * dense_macs(model, size))
+    if variant.preset == DENSE:
+        return Dense(pooled(dense, config.pool), views * dense_macs(model, size, config.pool))
+    return _StreamedViews(model, config, views)
+
+
+def _fastest_dense(
+    like: Variant,
+    model: nn.Module,
+    example: Tensor,
+    macs: int,
+    plan: Plan,
+    notes: dict[str, str],
+) -> Entry:
+    """The dense path that won its trial, under a name that says which."""
+    paths = dense_paths(plan.shop(model, example))
+    best = min(paths.trial_ms, key=lambda name: paths.trial_ms[name])
+    variant = Variant(f"Base model, {best}", DENSE, like.model, like.size)
+    trials = ", ".join(f"{name} {ms:.3g} ms" for name, ms in paths.trial_ms.items())
+    notes[variant.key] = "; ".join([f"trials: {trials}", *paths.notes])
+    return Entry(variant, Dense(paths.runs[best], macs))
+
+
+@torch.no_grad()
+def _objects(model: ViTDet, features: Tensor, size: int) -> Any:
+    """What follows the backbone."""
+    maps, sizes = model.pyramid(features), [(size, size)] * len(features)
+    return model.heads(maps, model.rpn.propose(model.rpn(maps), sizes), sizes)
+
+
+@torch.no_grad()
+def _classes(model: ViViT, vectors: Tensor) -> Tensor:
+    return model.classify(vectors)
+
+
+def _ratio(dense: Sequence[float], own: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(dense, own, strict=True))
+
+
+def _detector(size: int, plan: Plan) -> ViTDet:
+    if BASE in plan.weights:
+        return Weights(plan.weights[BASE], size, plan.dtype).vitdet(plan.device)
+    torch.manual_seed(0)
+    model = plan.place(vitdet_b(size=size))
+    assert isinstance(model, ViTDet)
+    return model
+
+
+def _recogniser(size: int, plan: Plan) -> ViViT:
+    if "vivit" in plan.weights:
+        return Weights(plan.weights["vivit"], None, plan.dtype).vivit(plan.device)
+    torch.manual_seed(0)
+    model = plan.place(vivit_b(size=size))
+    assert isinstance(model, ViViT)
+    return model

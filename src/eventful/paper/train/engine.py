@@ -1,0 +1,288 @@
+"""The loop: batches in, losses down, checkpoints out; stopped anywhere, it goes on as if not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from eventful.errors import CheckpointError, ConfigError, NonFiniteError
+from eventful.paper.train import checkpoints
+from eventful.paper.train.checkpoints import Checkpoint, Position
+from eventful.paper.train.journal import Journal
+from eventful.paper.train.processes import Processes
+from eventful.paper.train.recipes import Recipe
+from eventful.paper.train.samples import Samples, loader
+
+Groups = Iterable[dict[str, Any]]  # parameters, each group with its share `scale` of the rate
+Validate = Callable[[], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is told after every step."""
+
+    step: int
+    steps: int
+    epoch: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a run does beside learning; nothing here changes its weights.
+
+    Attributes:
+        save_every: steps between checkpoints, besides those at the end of every epoch.
+        keep: checkpoints within epochs to keep.
+        log_every: steps between lines of the journal.
+        workers: processes that prepare samples.
+        stop_after: steps after which to stop as if killed; None for the end.
+    """
+
+    save_every: int | None = None
+    keep: int = 2
+    log_every: int = 10
+    workers: int = 0
+    stop_after: int | None = None
+
+
+class Trainer:
+    """One run in one folder.
+
+    A folder that holds checkpoints is gone on with: on the CPU, the weights at the end are then
+    the same, bit for bit, as without the stop.
+
+    Args:
+        objective: its forward takes a batch and returns losses by name, to be added up.
+        groups: parameters to train, in groups with their share `scale` of the learning rate.
+        about: what shapes the run besides the recipe; a run goes on only where it is the same.
+        validate: scores after each epoch, called in every process.
+        tell: called after every step in the first process.
+    """
+
+    def __init__(
+        self,
+        objective: nn.Module,
+        data: Samples,
+        recipe: Recipe,
+        folder: Path,
+        processes: Processes,
+        *,
+        collate: Callable[[Sequence[Any]], Any],
+        groups: Groups | None = None,
+        about: dict[str, Any] | None = None,
+        validate: Validate | None = None,
+        habits: Habits | None = None,
+        tell: Callable[[Moment], None] = lambda _: None,
+    ) -> None:
+        if recipe.batch % processes.world:
+            raise ConfigError(
+                f"A batch of {recipe.batch} cannot be shared by {processes.world} processes; "
+                "choose a multiple."
+            )
+        if not len(data):
+            raise ConfigError("There is nothing to train on: the dataset is empty.")
+        self.recipe, self.folder, self.processes = recipe, folder, processes
+        self.habits, self.data = habits or Habits(), data
+        self.validate, self.tell = validate, tell
+        # By way of JSON, so that it compares equal to what a checkpoint gives back.
+        self.about = json.loads(json.dumps({"recipe": recipe.to_dict(), **(about or {})}))
+        self.objective = objective.to(processes.device)
+        self.optimizer = self._optimizer(groups)
+        half = recipe.precision == "float16"
+        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=half)
+        self.batches, self.sampler = loader(data, recipe, processes, collate, self.habits.workers)
+        self.position = Position()
+
+    def _optimizer(self, groups: Groups | None) -> torch.optim.Optimizer:
+        if groups is None:
+            groups = [{"params": [p for p in self.objective.parameters() if p.requires_grad]}]
+        made = [{"scale": 1.0, **group} for group in groups]
+        recipe = self.recipe
+        return torch.optim.AdamW(made, lr=recipe.lr, weight_decay=recipe.weight_decay)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return self.recipe.epochs * len(self.batches)
+
+    def fit(self) -> Position:
+        """Train to the end, from the newest checkpoint of the folder if there is one."""
+        torch.manual_seed(self.recipe.seed + self.processes.rank)
+        self._resume()
+        journal = Journal(self.folder, self.position.step) if self.processes.first else None
+        if self.processes.first:
+            settings = json.dumps(self.about, indent=1) + "\n"
+            (self.folder / "settings.json").write_text(settings)
+        module = self._parallel()
+        try:
+            self._catch_up(journal)
+            for epoch in range(self.position.epoch, self.recipe.epochs):
+                if not self._epoch(module, epoch, journal):
+                    break
+        finally:
+            if journal is not None:
+                journal.close()
+        return self.position
+
+    def _parallel(self) -> nn.Module:
+        if self.processes.world == 1:
+            return self.objective
+        device = self.processes.device
+        return DistributedDataParallel(
+            self.objective, device_ids=[device] if device.type == "cuda" else None
+        )
+
+    def _epoch(self, module: nn.Module, epoch: int, journal: Journal | None) -> bool:
+        """One epoch, or what is left of it; False where the run is to stop."""
+        self.data.epoch = epoch
+        self.sampler.set_epoch(epoch)
+        self.sampler.done = self.position.samples
+        self.objective.train()
+        habits = self.habits
+        for batch in self.batches:
+            losses = self._step(module, batch, epoch)
+            step = self.position.step + 1
+            self.position = Position(step, epoch, self.position.samples + self.recipe.batch)
+            if step % habits.log_every == 0 or step == self.steps:
+                values = self._shared(losses)
+                if journal is not None:
+                    rate = self.optimizer.param_groups[-1]["lr"]
+                    journal.write(step, epoch, {**_named(values, "train"), "train/lr": rate})
+            if self.processes.first:
+                self.tell(Moment(step, self.steps, epoch, float(sum(losses.values()))))
+            if habits.save_every and step % habits.save_every == 0:
+                self._save(lasting=False)
+            if habits.stop_after is not None and step >= habits.stop_after:
+                return False
+        self.position = Position(self.position.step, epoch + 1, 0)
+        self._finish(epoch, journal)
+        return True
+
+    def _step(self, module: nn.Module, batch: Any, epoch: int) -> dict[str, Tensor]:
+        recipe, device = self.recipe, self.processes.device
+        rate = recipe.rate(self.position.step, epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = recipe.lr * rate * group["scale"]
+        dtype = getattr(torch, recipe.precision)
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            losses: dict[str, Tensor] = module(_moved(batch, device))
+        total = torch.stack([loss.float() for loss in losses.values()]).sum()
+        if not torch.isfinite(total):
+            raise NonFiniteError(
+                f"The loss is {total.item()} at step {self.position.step + 1}. Lower the learning "
+                "rate, clip the gradient or compute in bfloat16; the last checkpoint is intact."
+            )
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(total).backward()
+        if recipe.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
+            nn.utils.clip_grad_norm_(parameters, recipe.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return {name: loss.detach() for name, loss in losses.items()}
+
+    def _shared(self, losses: dict[str, Tensor]) -> dict[str, float]:
+        """The losses of a step, their mean over the processes, and their sum."""
+        values = self.processes.mean(torch.stack([v.float() for v in losses.values()]))
+        named = dict(zip(losses, values.tolist(), strict=True))
+        return {**named, "loss": float(values.sum())}
+
+    def _finish(self, epoch: int, journal: Journal | None) -> None:
+        """The end of an epoch: a checkpoint and scores. Neither draws on the run's chance."""
+        self._save(lasting=True)
+        self._score(epoch, journal)
+
+    def _catch_up(self, journal: Journal | None) -> None:
+        """Scores of an epoch that was saved, and stopped before it was scored."""
+        step, epoch = self.position.step, self.position.epoch
+        if epoch and not self.position.samples:
+            scored = journal is not None and journal.holds(step, "val/")
+            if not self.processes.gather(scored)[0]:
+                self._score(epoch - 1, journal)
+
+    def _score(self, epoch: int, journal: Journal | None) -> None:
+        if self.validate is None:
+            return
+        before = checkpoints.random_state(self.processes.device)
+        self.objective.eval()
+        scores = self.validate()
+        checkpoints.restore_random(before, self.processes.device)
+        if journal is not None:
+            journal.write(self.position.step, epoch, _named(scores, "val"))
+
+    def _save(self, *, lasting: bool) -> None:
+        device = self.processes.device
+        random = self.processes.gather(checkpoints.random_state(device))
+        if self.processes.first:
+            content = Checkpoint(
+                self.position,
+                self.objective.state_dict(),
+                self.optimizer.state_dict(),
+                self.scaler.state_dict(),
+                random,
+                self.about,
+            )
+            checkpoints.save(
+                content, self.folder / "checkpoints", keep=self.habits.keep, lasting=lasting
+            )
+        self.processes.wait()
+
+    def _resume(self) -> None:
+        # The first process chooses: each for itself, they could come to different ones.
+        chosen, problem = None, None
+        if self.processes.first:
+            try:
+                chosen = checkpoints.newest(self.folder / "checkpoints")
+            except CheckpointError as error:  # the others must hear of it, too
+                problem = error
+        path, problem = self.processes.gather((chosen and chosen[0], problem))[0]
+        if problem is not None:
+            raise problem
+        if path is None:
+            return
+        saved = chosen[1] if chosen else checkpoints.load(path)
+        if saved.about != self.about:
+            different = ", ".join(_differences(saved.about, self.about))
+            raise CheckpointError(
+                f"{self.folder} holds a run that differs in {different}. Give another folder, or "
+                "the settings it was started with (settings.json)."
+            )
+        self.objective.load_state_dict(saved.model)
+        self.optimizer.load_state_dict(saved.optimizer)
+        self.scaler.load_state_dict(saved.scaler)
+        self.position = saved.position
+        if len(saved.random) == self.processes.world:
+            checkpoints.restore_random(saved.random[self.processes.rank], self.processes.device)
+
+
+def _differences(there: Any, here: Any, name: str = "") -> list[str]:
+    """Which settings of two runs are not the same, and what they are."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        keys = sorted({*there, *here})
+        parts = (_differences(there.get(k), here.get(k), f"{name}.{k}".strip(".")) for k in keys)
+        return [line for part in parts for line in part]
+    if there == here:
+        return []
+    return [f"{name} ({str(there)[:60]} there, {str(here)[:60]} here)"]
+
+
+def _named(values: dict[str, float], split: str) -> dict[str, float]:
+    return {f"{split}/{name}": value for name, value in values.items()}
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    """A batch on a device: tensors, and whatever else knows how to go there."""
+    if hasattr(batch, "to"):
+        return batch.to(device)
+    if isinstance(batch, list | tuple):
+        return type(batch)(_moved(part, device) for part in batch)
+    return batch

@@ -1,0 +1,268 @@
+"""Global attention kept up to date: the delta, exact, query and dense rules (Section 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eventful import ops
+from eventful.rules.relative import RelativePosition
+from eventful.rules.spec import BlockSpec
+from eventful.rules.step import Step
+from eventful.tokens.layout import TokenLayout
+from eventful.tokens.selection import Selection
+
+QKV = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalAttention:
+    """One global attention in one step.
+
+    Attributes:
+        selection: tokens whose q, k, v were recomputed.
+        keys: the same in the pooled key grid; `selection` itself without pooling.
+        relative: relative position toward the (pooled) keys, None without.
+    """
+
+    step: Step
+    spec: BlockSpec
+    layout: TokenLayout
+    selection: Selection
+    keys: Selection
+    relative: RelativePosition | None
+
+    @classmethod
+    def of(cls, step: Step, spec: BlockSpec, selection: Selection) -> GlobalAttention:
+        """Prepare one block's attention for the tokens that changed."""
+        layout, pool = step.layouts[spec.trunk], step.config.pool
+        keys = selection
+        if pool > 1:
+            keys = Selection.from_mask(layout.pool_mask(selection.mask(), pool))
+        relative = None
+        if spec.relative is not None:
+            relative = step.constant(
+                (spec.name, "relative"), lambda: RelativePosition.of(spec, layout.grid, pool)
+            )
+        return cls(step, spec, layout, selection, keys, relative)
+
+    def selected_queries(self, q: Tensor, fresh: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Rows of the selected queries (B, M, H*d) over all buffered keys and values.
+
+        Args:
+            fresh: keys and values of all tokens, where they were just computed: without slots to
+                look up, a stock kernel can serve them.
+        """
+        heads = self.heads(q)
+        parts = None if self.relative is None else self.relative.logits(heads, self.selection.index)
+        slots = None
+        if fresh is not None:
+            k, v = fresh
+        elif self.step.config.pool == 1:
+            k, slots = self.step.state.held(self.spec.slot("key"))
+            v, _ = self.step.state.held(self.spec.slot("value"))
+        else:
+            k, v = self.pooled("key"), self.pooled("value")
+        k, v = self.heads(k), self.heads(v)
+        out = ops.attend(heads, k, v, self.spec.scale, relative=parts, slots=slots)
+        return ops.join_heads(out)
+
+    def buffer(self, qkv: QKV, *names: str) -> None:
+        """Write the new rows of the named buffers."""
+        for name, rows in zip(("query", "key", "value"), qkv, strict=True):
+            if name in names:
+                self.step.state.write(self.spec.slot(name), self.selection, rows)
+
+    def get(self, name: str) -> Tensor:
+        """One of the block's tensors."""
+        return self.step.state[self.spec.slot(name)]
+
+    def pooled(self, name: str) -> Tensor:
+        """A buffered (B, N, H*d), pooled: (B, N_k, H*d)."""
+        return self.layout.pool(self.get(name), self.step.config.pool)
+
+    def heads(self, tokens: Tensor) -> Tensor:
+        """(B, N, H*d) to (B, H, N, d)."""
+        return ops.split_heads(tokens, self.spec.heads)
+
+    def bias_all(self, q: Tensor) -> Tensor | None:
+        """Relative position of all queries (B, H, N, d)."""
+        return None if self.relative is None else self.relative.bias_all(q)
+
+
+def dense(attention: GlobalAttention, qkv: QKV) -> tuple[Tensor, Tensor | None]:
+    """All queries over all keys, from the buffers: the paper's token-wise ablation."""
+    attention.buffer(qkv, "query", "key", "value")
+    q, k, v = (attention.heads(attention.pooled(n) if n != "query" else attention.get(n))
+               for n in ("query", "key", "value"))  # fmt: skip
+    out = ops.attend(q, k, v, attention.spec.scale, attention.bias_all(q))
+    return ops.join_heads(out), None
+
+
+def query(attention: GlobalAttention, qkv: QKV) -> tuple[Tensor, Tensor | None]:
+    """Rows of the selected queries only; the others keep their outputs."""
+    attention.buffer(qkv, "key", "value")
+    rows = attention.selected_queries(qkv[0])
+    attention.step.state.write(attention.spec.slot("attended"), attention.selection, rows)
+    return attention.get("attended"), None
+
+
+def delta(attention: GlobalAttention, qkv: QKV) -> tuple[Tensor, Tensor | None]:
+    """The paper's sparse updates of q·k and A·v, or of one of the two."""
+    rule = attention.step.config.attention
+    attention.buffer(qkv, "query", "key", "value")
+    q = attention.heads(attention.get("query"))
+    k = attention.heads(attention.pooled("key"))
+    product = (
+        _query_key(attention, q, k)
+        if rule != "delta-av"
+        else ops.logits(q, k, attention.spec.scale)
+    )
+    bias = attention.bias_all(q)
+    weights = (product if bias is None else product + bias).softmax(dim=-1)
+    values = attention.pooled("value")
+    if rule == "delta-qk":
+        return ops.join_heads(weights @ attention.heads(values)), None
+    return _attention_value(attention, weights, values).to(qkv[0].dtype), None
+
+
+def _query_key(attention: GlobalAttention, q: Tensor, k: Tensor) -> Tensor:
+    """B = q·kᵀ with changed rows and columns recomputed (Section 4.2, query-key product)."""
+    step, slot, scale = attention.step, attention.spec.slot("product"), attention.spec.scale
+    rows, columns = attention.selection, attention.keys
+    if step.flush_all:
+        step.state.fill(slot, ops.logits(q, k, scale), owned=True)
+        return step.state[slot]
+    step.state.write(slot, rows, ops.logits(rows.gather(q, 2), k, scale), dim=2)
+    changed_keys = columns.gather(k, 2)
+    if step.config.overlap == "twice":
+        step.state.write(slot, columns, ops.logits(q, changed_keys, scale), dim=3)
+        return step.state[slot]
+    # Rows of changed queries are right already; only the others need their changed columns.
+    others = rows.complement()
+    block = columns.gather(step.state[slot], 3)
+    others.scatter_(block, ops.logits(others.gather(q, 2), changed_keys, scale), dim=2)
+    step.state.write(slot, columns, block, dim=3)
+    return step.state[slot]
+
+
+def _attention_value(attention: GlobalAttention, weights: Tensor, values: Tensor) -> Tensor:
+    """A·v by deltas (Eq. 10), the A gate forced to the v gate's indices."""
+    with torch.autocast(weights.device.type, enabled=False):  # sums keep the precision we chose
+        return _accumulate(attention, weights, values)
+
+
+def _accumulate(attention: GlobalAttention, weights: Tensor, values: Tensor) -> Tensor:
+    step, spec, chosen = attention.step, attention.spec, attention.keys
+    kind = torch.float32
+    if step.config.accumulate == "half":
+        kind = torch.float16 if weights.is_cuda else torch.bfloat16
+        weights, values = weights.to(kind), values.to(kind)
+    slot_a, slot_v, slot_sum = (spec.slot(name) for name in ("weights", "gated", "sum"))
+
+    def full(rows: slice | Tensor) -> Tensor:
+        return ops.join_heads(weights[rows].to(kind) @ attention.heads(values)[rows].to(kind))
+
+    if step.flush_all:
+        step.state.fill(slot_a, weights)
+        step.state.fill(slot_v, values)
+        step.state.fill(slot_sum, full(slice(None)), owned=True)
+        return step.state[slot_sum]
+    a_new, v_new = chosen.gather(weights, 3).to(kind), chosen.gather(values).to(kind)
+    a_delta = a_new - chosen.gather(step.state[slot_a], 3).to(kind)
+    v_delta = v_new - chosen.gather(step.state[slot_v]).to(kind)
+    if chosen.valid is not None:  # deltas add up, so a padded slot must add nothing
+        a_delta = a_delta * chosen.valid[:, None, None]
+        v_delta = v_delta * chosen.valid[..., None]
+    step.state.write(slot_a, chosen, a_new, dim=3)
+    step.state.write(slot_v, chosen, v_new)
+    change = a_new @ attention.heads(v_delta) + a_delta @ attention.heads(v_new - v_delta)
+    total = step.state[slot_sum] + ops.join_heads(change)
+    if step.flush_any:
+        rows = step.flush_rows(weights.device)
+        total[rows] = full(rows)
+    step.state.fill(slot_sum, total, owned=True)
+    return total
+
+
+def exact(attention: GlobalAttention, qkv: QKV) -> tuple[Tensor, Tensor | None]:
+    """Attention equal to dense on the buffers, by exchanging the changed keys' share.
+
+    State per query and head: output, log-sum-exp and condition, all fp32. Rows of changed
+    queries are recomputed; every other row swaps the old share of the changed keys for the
+    new one (`ops.merge_partial`); rows whose condition grew too large are recomputed.
+    """
+    step, chosen = attention.step, attention.selection
+    if step.flush_all:
+        attention.buffer(qkv, "query", "key", "value")
+        _recompute(attention, chosen)
+        return attention.get("attended").to(qkv[0].dtype), None
+    if chosen.width == 0:
+        return attention.get("attended").to(qkv[0].dtype), None
+    old = tuple(attention.keys.gather(attention.pooled(name)) for name in ("key", "value"))
+    attention.buffer(qkv, "query", "key", "value")
+    new = tuple(attention.keys.gather(attention.pooled(name)) for name in ("key", "value"))
+    _exchange(attention, chosen.complement(), old, new)
+    _recompute(attention, chosen)
+    # A fresh row starts at 1 + |L|, so the limit must lie above that, or it would never rest.
+    limit = (2 * (1 + attention.get("lse").abs())).clamp_min(step.config.rebase)
+    lost = (attention.get("condition") > limit).any(dim=-1) & ~chosen.mask()
+    rebased = Selection.from_mask(lost)
+    _recompute(attention, rebased)
+    return attention.get("attended").to(qkv[0].dtype), rebased.counts
+
+
+def _exchange(
+    attention: GlobalAttention, others: Selection, old: tuple[Tensor, ...], new: tuple[Tensor, ...]
+) -> None:
+    """Swap the changed keys' share in the rows of queries that did not change."""
+    if others.width == 0:
+        return
+    state, spec, keys = attention.step.state, attention.spec, attention.keys
+    q = attention.heads(others.gather(attention.get("query")))
+    bias = None
+    if attention.relative is not None:
+        bias = attention.relative.bias_at(q, others.index, keys.index)
+    parts = [
+        ops.attend_partial(q, attention.heads(k), attention.heads(v), spec.scale, bias, keys.valid)
+        for k, v in (new, old)
+    ]
+    held = (
+        attention.heads(others.gather(attention.get("attended"))),
+        others.gather(attention.get("lse")).transpose(1, 2),
+        others.gather(attention.get("condition")).transpose(1, 2),
+    )
+    out, lse, condition = ops.merge_partial(held, parts[0], parts[1])
+    state.write(spec.slot("attended"), others, ops.join_heads(out))
+    state.write(spec.slot("lse"), others, lse.transpose(1, 2))
+    state.write(spec.slot("condition"), others, condition.transpose(1, 2))
+
+
+def _recompute(attention: GlobalAttention, rows: Selection) -> None:
+    """Ordinary attention for some queries, whose condition starts anew."""
+    if rows.width == 0:
+        return
+    state, spec = attention.step.state, attention.spec
+    q = attention.heads(rows.gather(attention.get("query")))
+    bias, relative = None, attention.relative
+    if relative is not None:
+        whole = rows.is_everything
+        bias = relative.bias_all(q) if whole else relative.bias(q, rows.index)
+    k, v = (attention.heads(attention.pooled(name)) for name in ("key", "value"))
+    out, lse = ops.attend_partial(q, k, v, spec.scale, bias)
+    state.write(spec.slot("attended"), rows, ops.join_heads(out))
+    state.write(spec.slot("lse"), rows, lse.transpose(1, 2))
+    state.write(spec.slot("condition"), rows, 1 + lse.abs().transpose(1, 2))
+
+
+RULES: dict[str, Callable[[GlobalAttention, QKV], tuple[Tensor, Tensor | None]]] = {
+    "dense": dense,
+    "query": query,
+    "delta": delta,
+    "delta-qk": delta,
+    "delta-av": delta,
+    "exact": exact,
+}

@@ -1,0 +1,192 @@
+"""An eventful transformer block under each gating: operator (the paper), block, frame."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eventful import ops
+from eventful.errors import NonFiniteError, UnsupportedError
+from eventful.rules.attention import RULES, GlobalAttention
+from eventful.rules.gate import choose, gate
+from eventful.rules.resident_attention import RESIDENT_RULES
+from eventful.rules.spec import BlockSpec, is_layer_norm
+from eventful.rules.step import FlushRequired, Step
+from eventful.rules.windows import WindowedAttention, update_windows
+from eventful.tokens.selection import Selection
+
+
+def run_block(spec: BlockSpec, step: Step, x: Tensor, positions: Any = None) -> Tensor:
+    """Run one block of a step.
+
+    Args:
+        x: (B, N, D); with gating `frame`, between blocks, (B, M, D) of the selected tokens.
+        positions: whatever the block's `qkv` needs to know about positions.
+
+    Returns:
+        (B, N, D), or (B, M, D) between blocks of gating `frame`.
+    """
+    if spec.name in step.record.blocks:
+        raise UnsupportedError(
+            f"Block {spec.name} was called twice in one step. A stream is one pass over one frame; "
+            "give each pass its own Stream, or run them as one batch."
+        )
+    if spec.first:
+        _check_layout(spec, step, x)
+    result = _GATINGS[step.config.gating](spec, step, x, positions)
+    if spec.last and step.resident is not None:
+        total = result.flatten(1).sum(dim=1, dtype=torch.float32)  # one pass finds NaN and Inf
+        step.resident.sound.copy_(total.isfinite())
+    elif spec.last and not torch.isfinite(result).all():
+        raise NonFiniteError(
+            "NaN or Inf arose inside the model. The stream is as it was before this frame; check "
+            "the frame's range, or run the model in a wider dtype (bf16 or fp32 instead of fp16).",
+            rows=tuple(
+                (~torch.isfinite(result).flatten(1).all(dim=1)).nonzero().flatten().tolist()
+            ),
+        )
+    return result
+
+
+def _operator(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
+    """Gate-buffer pairs around QKV, projection and MLP (Section 4.2, Figure 4)."""
+    state = step.state
+    _, chosen, normed = gate(step, spec, "qkv", x, norm=spec.norm1)
+    qkv = spec.qkv(normed, chosen.index, positions)
+    attended, work = _attend(spec, step, chosen, qkv, positions)
+
+    _, through, rows = gate(step, spec, "projection", attended)
+    state.write(spec.slot("projection"), through, spec.projected(rows))
+
+    y, passed, normed = gate(step, spec, "mlp", x, norm=spec.norm2, update=spec.slot("projection"))
+    state.write(spec.slot("mlp"), passed, spec.transformed(normed))
+    z = state.added(y, spec.slot("mlp"))
+
+    work |= {"qkv": chosen.counts, "projection": through.counts, "mlp": passed.counts}
+    _record(spec, step, work)
+    return z
+
+
+def _attend(
+    spec: BlockSpec,
+    step: Step,
+    chosen: Selection,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    positions: Any,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Attention outputs of all tokens under operator gating: (B, N, H*d), or their memory."""
+    if spec.window is not None:
+        attended, windows = update_windows(step, spec, chosen, qkv, positions)
+        return attended, {"keys": chosen.counts, "windows": windows}
+    attention = GlobalAttention.of(step, spec, chosen)
+    rules = RESIDENT_RULES if step.resident is not None else RULES
+    attended, rebased = rules[step.config.attention](attention, qkv)
+    work = {"keys": attention.keys.counts}
+    return attended, work if rebased is None else {**work, "rebased": rebased}
+
+
+def _whole(
+    spec: BlockSpec, step: Step, tokens: Tensor, chosen: Selection, positions: Any
+) -> Tensor:
+    """Selected tokens (B, M, D) through a whole block, against the K/V buffers."""
+    ready = step.cache.pop(_NORMED, None)  # by the block before, of the tokens it passed on
+    normed = ready[1] if ready is not None and ready[0] is tokens else spec.norm1(tokens)
+    q, k, v = spec.qkv(normed, chosen.index, positions)
+    state = step.state
+    state.write_all({spec.slot("key"): k, spec.slot("value"): v}, chosen)
+    if spec.window is not None:
+        windowed = WindowedAttention.of(step, spec, tokens, positions)
+        attended = windowed.selected_queries(step, q, chosen)
+        _, touched = step.shared(
+            ("touched", windowed.windows, id(chosen)), lambda: (chosen, windowed.count(chosen))
+        )
+        work = {"keys": chosen.counts, "windows": touched}
+    else:
+        attention = GlobalAttention.of(step, spec, chosen)
+        fresh = (k, v) if step.resident is not None and chosen.is_everything else None
+        attended = attention.selected_queries(q, fresh)
+        work = {"keys": attention.keys.counts}
+    y, normed = _add_norm(tokens, spec.project(attended), spec.project_scale, spec.norm2)
+    count = chosen.counts
+    _record(spec, step, {**work, "qkv": count, "projection": count, "mlp": count})
+    if spec.next_norm is None or not is_layer_norm(spec.next_norm):
+        return y + spec.transformed(normed)
+    z, normed = _add_norm(y, spec.mlp(normed), spec.mlp_scale, spec.next_norm)
+    step.cache[_NORMED] = (z, normed)
+    return z
+
+
+_NORMED = "normed"
+
+
+def _add_norm(
+    tokens: Tensor, update: Tensor, scale: Tensor | None, norm: Any
+) -> tuple[Tensor, Tensor]:
+    """A residual sum and its norm, at once where the norm is an ordinary layer norm."""
+    if is_layer_norm(norm):
+        return ops.add_norm(tokens, update, scale, norm.weight, norm.bias, norm.eps)
+    total = tokens + (update if scale is None else update * scale)
+    return total, norm(total)
+
+
+def _block(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
+    """One gate per block; its output buffer feeds the next block."""
+    chosen = choose(step, spec, "block", spec.norm1(x) if step.config.gate == "after-norm" else x)
+    step.state.write(
+        spec.slot("output"), chosen, _whole(spec, step, chosen.gather(x), chosen, positions)
+    )
+    return step.state.copy(spec.slot("output"))  # whoever sees it, the buffer will change
+
+
+def _frame(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
+    """One gate per frame; the selected tokens run through all blocks, then patch the output."""
+    tokens = None
+    if spec.first:
+        if step.config.gate == "after-norm":
+            chosen = choose(step, spec, "frame", spec.norm1(x))
+        else:
+            _, chosen, tokens = gate(step, spec, "frame", x)
+        step.selections[spec.trunk] = chosen
+        step.record.frame_gates.append((x.shape[1], spec.dim))
+    chosen = step.selections[spec.trunk]
+    if tokens is None:
+        tokens = x if spec.trunk in step.compact else chosen.gather(x)
+    tokens = _whole(spec, step, tokens, chosen, positions)
+    slot, seen = spec.slot("output"), _seen(spec, step)
+    if seen and slot not in step.state and not step.flush_all:
+        raise FlushRequired
+    if seen or slot in step.state:  # a layer tapped now and then keeps its buffer up to date
+        step.state.write(slot, chosen, tokens)
+    if not seen:
+        step.compact.add(spec.trunk)
+        return tokens
+    step.compact.discard(spec.trunk)
+    return step.state.copy(slot)  # the caller may keep it; the buffer will change
+
+
+_GATINGS = {"operator": _operator, "block": _block, "frame": _frame}
+
+
+def _seen(spec: BlockSpec, step: Step) -> bool:
+    """Whether anyone but the next block looks at this block's output."""
+    return spec.last or spec.index in step.taps.get(spec.trunk, ())
+
+
+def _check_layout(spec: BlockSpec, step: Step, x: Tensor) -> None:
+    layout = step.layouts[spec.trunk]
+    if x.shape[0] != len(step.flushing):
+        raise UnsupportedError(
+            f"{len(step.flushing)} frames became a batch of {x.shape[0]} inside the model. A "
+            "stream needs one sequence of tokens per frame."
+        )
+    if x.shape[1] != layout.tokens:
+        raise UnsupportedError(
+            f"The model made {x.shape[1]} tokens of a frame where its adapter expected {layout}. "
+            "Pass frames of the size the model is set up for, or correct the adapter's `layout`."
+        )
+
+
+def _record(spec: BlockSpec, step: Step, work: dict[str, Tensor]) -> None:
+    step.record_block(spec.name, spec.shape(step.layouts[spec.trunk], step.config), **work)

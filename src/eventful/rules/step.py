@@ -1,0 +1,157 @@
+"""One forward pass inside a stream: what its blocks share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from eventful.config import Config
+from eventful.cost.counting import BlockShape
+from eventful.cost.fallback import Demand
+from eventful.memory.state import StreamState
+from eventful.policies import Policy
+from eventful.rules.record import BlockRecord, GateRecord, StepRecord
+from eventful.tokens.layout import TokenLayout
+from eventful.tokens.selection import Selection
+
+
+class FlushRequired(Exception):
+    """The step needs state that is not there (a newly tapped layer); it is run again as a flush."""
+
+
+@dataclass
+class Resident:
+    """The parts of a step that lives on the device whole, as tensors there.
+
+    Attributes:
+        width: slots of every selection, M.
+        turn: (B,) frames since each stream's last flush, this one included.
+        level, cap: (B,) of each stream's policy, see `ops.PickRule`.
+        noise: (4, B) k, momentum, inertia and whether it counts, of policies that follow the
+            noise; None if no stream has one.
+        report: (B, ops.REPORT) int32, see `ops.pick`.
+        dense: all tokens are updated, and those that wanted to pass are counted first.
+        sound: (B,) whether all outputs were finite; set by the last block.
+        kind: dtype of the tokens, set by the first gate.
+        gated: called once the report is complete, before the blocks run.
+    """
+
+    width: int
+    turn: Tensor
+    level: Tensor
+    cap: Tensor
+    noise: Tensor | None
+    report: Tensor
+    sound: Tensor
+    dense: bool = False
+    kind: torch.dtype = torch.float32
+    gated: Callable[[], None] = lambda: None
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+RunBlock = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Track(Protocol):
+    """Takes over the blocks' calls of a step."""
+
+    def block(self, step: Step, spec: Any, call: Arguments, run: RunBlock) -> Any:
+        """Stand in for the block of a `BlockSpec`; `run` is the block itself."""
+        ...
+
+
+@dataclass
+class Step:
+    """One step of B streams.
+
+    Attributes:
+        config: the update rule.
+        state: the memory of the streams, written as the step goes.
+        policies: one per stream.
+        flushing: (B,) streams that recompute everything in this step; a scene cut adds to it.
+        layouts: token layout by trunk.
+        keep_maps: keep error maps and masks in the record.
+        dense_if: decides, when the first gate has counted its tokens, whether the step runs dense;
+            None for never.
+        demand: what it decided by; None where nothing was decided.
+        taps: by trunk, blocks whose full output the model's caller will see.
+        selections: the frame gate's choice by trunk, for gating `frame`.
+        compact: trunks whose blocks now pass only the selected tokens on.
+        cache: values shared by the blocks of one step, e.g. the tokens due for a refresh.
+        constants: values that depend on the weights and sizes alone, kept from step to step.
+        resident: what a step needs that runs without asking the host; None for one that may ask.
+        track: takes over the blocks' calls, to record or to replay them; None to run them.
+        structure: which modules and parameters the model is made of, see `weights.Census`.
+    """
+
+    config: Config
+    state: StreamState
+    policies: list[Policy]
+    flushing: list[bool]
+    layouts: dict[str, TokenLayout]
+    keep_maps: bool = False
+    dense_if: Callable[[Demand], bool] | None = None
+    demand: Demand | None = None
+    taps: dict[str, set[int]] = field(default_factory=dict)
+    selections: dict[str, Selection] = field(default_factory=dict)
+    compact: set[str] = field(default_factory=set)
+    cache: dict[Any, Any] = field(default_factory=dict)
+    constants: dict[Any, Any] = field(default_factory=dict)
+    resident: Resident | None = None
+    track: Track | None = None
+    structure: int | None = None
+
+    def __post_init__(self) -> None:
+        self.record = StepRecord(self.config, self.flushing, self.layouts)
+
+    @property
+    def flush_all(self) -> bool:
+        """Whether every stream flushes."""
+        return all(self.flushing)
+
+    @property
+    def flush_any(self) -> bool:
+        """Whether some stream flushes."""
+        return any(self.flushing)
+
+    def flush_rows(self, device: torch.device) -> Tensor:
+        """`flushing` as a tensor (B,)."""
+        return torch.tensor(self.flushing, device=device)
+
+    def flush(self, rows: list[bool]) -> None:
+        """Make more streams flush in this step."""
+        self.flushing[:] = [a or b for a, b in zip(self.flushing, rows, strict=True)]
+
+    def shared(self, key: Any, make: Callable[[], Any]) -> Any:
+        """A value computed once per step."""
+        if key not in self.cache:
+            self.cache[key] = make()
+        return self.cache[key]
+
+    def constant(self, key: Any, make: Callable[[], Any]) -> Any:
+        """A value computed once for these weights."""
+        if key in self.constants:
+            return self.constants[key]
+        made = make()
+        # Work that is being recorded has no value before its first replay.
+        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            self.constants[key] = made
+        return made
+
+    def record_gate(self, name: str, selection: Selection, error: Tensor | None) -> None:
+        """Note what a gate let through."""
+        keep = self.keep_maps
+        self.record.gates[name] = GateRecord(
+            selection.counts,
+            error if keep else None,
+            selection.mask() if keep else None,
+            selection.wanted,
+        )
+
+    def record_block(self, name: str, shape: BlockShape, **work: Tensor) -> None:
+        """Note what a block computed."""
+        self.record.blocks[name] = BlockRecord(shape, work)

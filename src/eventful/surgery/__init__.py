@@ -1,0 +1,1 @@
+"""Foreign models in, converted models out."""

@@ -1,0 +1,117 @@
+"""What an adapter tells the rest of the library about one family of models."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor, nn
+
+from eventful.errors import UnsupportedError
+from eventful.rules.spec import BlockSpec
+from eventful.rules.step import Step
+from eventful.tokens.layout import TokenLayout
+
+if TYPE_CHECKING:
+    from eventful.surgery.session import Session
+
+
+class Mismatch(Exception):
+    """A block that cannot be made eventful; the message says why."""
+
+
+@dataclass
+class BlockCall:
+    """The arguments of one call of a block, as the update rules need them."""
+
+    tokens: Tensor  # (B, N, D), or (B, M, D) between blocks of gating `frame`
+    positions: Any = None
+
+
+class Adapter(ABC):
+    """One family of models: how to find its blocks, and how to read and feed them.
+
+    A trunk is the module that owns the list of blocks. Subclass this, then
+    `eventful.register_adapter(YourAdapter())`.
+    """
+
+    name: ClassVar[str]
+    library: ClassVar[str] = ""  # package the family comes from; empty for one's own
+    adds_positions: bool = True  # a position encoding is added to the tokens
+
+    @abstractmethod
+    def matches(self, module: nn.Module) -> bool:
+        """Whether `module` is a trunk of this family."""
+
+    @abstractmethod
+    def blocks(self, trunk: nn.Module) -> Sequence[tuple[str, nn.Module]]:
+        """The blocks in order, each with its name relative to the trunk."""
+
+    @abstractmethod
+    def spec(self, trunk: nn.Module, block: nn.Module) -> BlockSpec:
+        """The block as the update rules see it; raises `Mismatch` with the reason if it is none."""
+
+    @abstractmethod
+    def layout(self, trunk: nn.Module, size: tuple[int, int]) -> TokenLayout:
+        """The token layout for frames of `size` (height, width) pixels."""
+
+    def default_size(self, trunk: nn.Module) -> tuple[int, int]:
+        """Frame size the model was made for, for a dry run without frames."""
+        raise UnsupportedError(f"{self.name} models do not tell their frame size; pass `size`.")
+
+    def read(self, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
+        """Tokens and positions from a block's arguments; by default the first one is the tokens."""
+        for key in ("attn_mask", "attention_mask", "mask", "is_causal"):
+            refuse(kwargs.get(key), key)
+        return BlockCall(args[0] if args else kwargs["hidden_states"])
+
+    def write(self, tokens: Tensor, layout: TokenLayout | None, args: tuple[Any, ...]) -> Any:
+        """A block's return value; `layout` is None between blocks of gating `frame`."""
+        return tokens
+
+    def watched(self, spec: BlockSpec, step: Step) -> bool:
+        """Whether anyone but the next block sees this block's output; by default, its hooks do."""
+        return bool(spec.module._forward_hooks)
+
+    def knows_loop(self, trunk: nn.Module) -> bool:
+        """Whether the loop over the blocks is the library's own, which keeps outputs to itself.
+
+        In a subclass that runs its own loop every block returns all its tokens.
+        """
+        names = ("forward", "forward_features")
+        # One on the object itself stands ahead of the class's; eventful's own calls the class's.
+        loops = [vars(trunk).get(name, getattr(type(trunk), name, None)) for name in names]
+        return not self.library or all(
+            loop is None or loop.__module__.split(".")[0] in (self.library, "eventful")
+            for loop in loops
+        )
+
+    def prepare(self, trunk: nn.Module, name: str, session: Session) -> dict[str, Any]:
+        """Further instance attributes to set, e.g. a wrapped method, by name relative to the trunk.
+
+        A dotted name such as "encoder.forward" is an attribute of a submodule.
+        """
+        return {}
+
+
+def refuse(value: Any, name: str) -> None:
+    """Raise for an argument that eventful attention cannot honour."""
+    if value is not None and value is not False:
+        raise UnsupportedError(
+            f"{name} was passed to a block inside a stream. Eventful attention has no masks; call "
+            "the model outside the stream for this input."
+        )
+
+
+def is_class(module: nn.Module, path: str, *names: str) -> bool:
+    """Whether `module` is of a class from `path`, without importing the library it is from."""
+    return any(c.__module__ == path and c.__name__ in names for c in type(module).__mro__)
+
+
+def per_head(norm: nn.Module, tokens: Tensor, heads: int) -> Tensor:
+    """Apply a norm over the channels of each head of (B, M, H*d)."""
+    if isinstance(norm, nn.Identity):
+        return tokens
+    return norm(tokens.unflatten(-1, (heads, -1))).flatten(-2)

@@ -1,0 +1,157 @@
+"""timm's Eva: eva*, eva02*, *_dinov3*, vit_*_rope_*, vit_pe_* and their kin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from eventful.cost.counting import LinearCost
+from eventful.rules.spec import BlockSpec, TokenMap, linear_cost
+from eventful.surgery.adapter import BlockCall, Mismatch, is_class
+from eventful.surgery.adapters.origin import forward_of
+from eventful.surgery.adapters.timm_trunk import TimmTrunk
+
+_PATH = "timm.models.eva"
+_ATTENTION = (f"{_PATH}.EvaAttention", "timm.layers.attention.AttentionRope")
+
+
+class TimmEva(TimmTrunk):
+    """Global attention with rotary position, beside an absolute one or not."""
+
+    name = "timm Eva"
+
+    def matches(self, module: nn.Module) -> bool:
+        """See `Adapter`."""
+        return is_class(module, _PATH, "Eva") and module.pos_embed is not None
+
+    def spec(self, trunk: nn.Module, block: Any) -> BlockSpec:
+        """See `Adapter`."""
+        origin = forward_of(block)
+        if origin not in (f"{_PATH}.EvaBlock", f"{_PATH}.EvaBlockPostNorm"):
+            raise Mismatch("its forward is not that of timm's EvaBlock: attention, then MLP")
+        attention = block.attn
+        if forward_of(attention) not in _ATTENTION:
+            raise Mismatch(f"its {type(attention).__name__} is not timm's plain softmax attention")
+        if getattr(attention, "gate", None) is not None:
+            raise Mismatch("its attention output is gated by the block's input")
+
+        def project(o: Tensor) -> Tensor:
+            return attention.proj(attention.norm(o))
+
+        before: tuple[TokenMap, TokenMap] = (block.norm1, block.norm2)
+        after: tuple[TokenMap, TokenMap] = (nn.Identity(), nn.Identity())
+        if origin == f"{_PATH}.EvaBlockPostNorm":
+            before, after = after, before
+        else:
+            after = (lambda x: _scaled(block.gamma_1, x), lambda x: _scaled(block.gamma_2, x))
+        return BlockSpec(
+            module=block,
+            dim=attention.proj.out_features,
+            heads=attention.num_heads,
+            head_dim=attention.head_dim,
+            scale=attention.scale,
+            norm1=before[0],
+            qkv=lambda x, index, rope: _qkv(attention, x, index, rope),
+            project=lambda o: after[0](project(o)),
+            norm2=before[1],
+            mlp=lambda y: after[1](block.mlp(y)),
+            qkv_cost=_qkv_cost(attention),
+            project_cost=linear_cost(attention.proj),
+            mlp_cost=linear_cost(block.mlp),
+        )
+
+    def read(self, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
+        """See `Adapter`; the positions are the rotary table of all patches."""
+        call = super().read(spec, args, kwargs)
+        call.positions = args[1] if len(args) > 1 else kwargs.get("rope")
+        return call
+
+
+class TimmEvaRotary(TimmEva):
+    """Eva models that know positions from rotation alone, such as DINOv3."""
+
+    name = "timm Eva without position embedding"
+    adds_positions = False
+
+    def matches(self, module: nn.Module) -> bool:
+        """See `Adapter`."""
+        return is_class(module, _PATH, "Eva") and module.pos_embed is None
+
+
+def _scaled(gamma: Tensor | None, x: Tensor) -> Tensor:
+    return x if gamma is None else gamma * x
+
+
+def _qkv(
+    attention: Any, x: Tensor, index: Tensor, rope: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    heads = attention.num_heads
+    key_heads = getattr(attention, "num_kv_heads", heads)
+    q, k, v = _project(attention, x)
+    q = attention.q_norm(q.unflatten(-1, (heads, -1)))
+    k = attention.k_norm(k.unflatten(-1, (key_heads, -1)))
+    if rope is not None:
+        q, k = (part.type_as(v) for part in _rotate(attention, (q, k), index, rope))
+    k = k.flatten(2)
+    if key_heads < heads:  # grouped queries: each key head serves several query heads
+        k, v = (_repeat_heads(part, key_heads, heads // key_heads) for part in (k, v))
+    return q.flatten(2), k, v
+
+
+def _project(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if attention.qkv is None:
+        return attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)
+    if getattr(attention, "q_bias", None) is None:
+        packed = attention.qkv(x)
+    else:
+        bias = torch.cat((attention.q_bias, attention.k_bias, attention.v_bias))
+        if attention.qkv_bias_separate:
+            packed = attention.qkv(x) + bias
+        else:
+            packed = F.linear(x, attention.qkv.weight, bias)
+    q, k, v = packed.chunk(3, dim=-1)
+    return q, k, v
+
+
+def _qkv_cost(attention: Any) -> LinearCost:
+    if attention.qkv is None:
+        return linear_cost(attention.q_proj, attention.k_proj, attention.v_proj)
+    cost = linear_cost(attention.qkv)
+    if getattr(attention, "q_bias", None) is None:
+        return cost
+    return cost + LinearCost(0, attention.qkv.out_features)
+
+
+def _rotate(
+    attention: Any, parts: tuple[Tensor, ...], index: Tensor, rope: Tensor
+) -> tuple[Tensor, ...]:
+    """Rotate (B, M, H, d) by the rows of the tokens at `index`; special tokens stay as they are.
+
+    Args:
+        rope: sine and cosine of every patch, (N, 2d), or (H, N, 2d) where heads differ, or
+            (B, H or 1, N, 2d) where streams do.
+    """
+    from timm.layers import apply_rot_embed_cat
+
+    prefix, half = attention.num_prefix_tokens, getattr(attention, "rotate_half", False)
+    patch = (index - prefix).clamp_min(0)
+    if rope.dim() == 2:
+        rows = rope[patch][:, :, None]  # (B, M, 1, 2d)
+    elif rope.dim() == 3:
+        rows = rope.transpose(0, 1)[patch]  # (B, M, H, 2d)
+    else:
+        stream = torch.arange(len(index), device=index.device)[:, None]
+        rows = rope.transpose(1, 2).expand(len(index), -1, -1, -1)[stream, patch]
+    rotated = (apply_rot_embed_cat(part, rows, half=half) for part in parts)
+    if not prefix:
+        return tuple(rotated)
+    special = (index < prefix)[:, :, None, None]
+    return tuple(torch.where(special, a, b) for a, b in zip(parts, rotated, strict=True))
+
+
+def _repeat_heads(tokens: Tensor, heads: int, times: int) -> Tensor:
+    """(B, M, h*d) to (B, M, h*times*d), the copies of a head side by side."""
+    return tokens.unflatten(-1, (heads, -1)).repeat_interleave(times, dim=2).flatten(2)

@@ -1,0 +1,117 @@
+"""What a converted model carries: its rule, its trunks, and the step that is running."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from torch import nn
+
+from eventful.config import Config
+from eventful.rules.step import Step
+from eventful.surgery.adapter import Adapter
+
+
+@dataclass
+class Session:
+    """Ties the blocks of one converted model to the step that is running, per thread.
+
+    Attributes:
+        config: the update rule the model was converted with.
+        trunks: the converted trunks: name in the model, trunk module, adapter.
+        blocks: names of the converted blocks, by trunk name.
+        sequence: every block of a trunk in order, converted or not, by trunk name.
+        loads: state dicts loaded into the trunks since conversion.
+        original: the tree that the model was cloned from; None if it was converted in place.
+        volatile: attributes, by module, that the model's own forward changes.
+        settings: attributes of the trunks as a stream last found them when it started.
+        revision: how often a stream found other settings than the one before.
+        placed: instance attributes set on modules, with what they replaced, for `restore`.
+        handles: hooks to be removed with them.
+        residences: where steps on a device keep memory and recorded work, by kind of frame.
+        costs: what steps were seen to cost, by kind of step.
+        parts: modules and parameters of the trunks, as the last census saw them.
+        structure: grows whenever a census sees other parts than the one before.
+    """
+
+    config: Config
+    trunks: dict[str, tuple[nn.Module, Adapter]] = field(default_factory=dict)
+    blocks: dict[str, list[str]] = field(default_factory=dict)
+    sequence: dict[str, list[nn.Module]] = field(default_factory=dict, repr=False)
+    loads: int = 0
+    original: Any = field(default=None, repr=False)
+    volatile: WeakKeyDictionary[nn.Module, set[str]] = field(
+        default_factory=WeakKeyDictionary, repr=False
+    )
+    settings: list[Any] | None = field(default=None, repr=False)
+    revision: int = 0
+    placed: list[tuple[nn.Module, str, dict[str, Any]]] = field(default_factory=list, repr=False)
+    handles: list[Any] = field(default_factory=list, repr=False)
+    residences: dict[Any, Any] = field(default_factory=dict, repr=False)
+    costs: dict[str, Any] = field(default_factory=dict, repr=False)
+    parts: list[Any] = field(default_factory=list, repr=False)
+    structure: int = 0
+    _running: Any = field(default_factory=threading.local, repr=False)
+    _counting: Any = field(default_factory=threading.Lock, repr=False)
+
+    def structure_of(self, parts: list[Any]) -> int:
+        """A number for these modules and parameters; others never have the same."""
+        with self._counting:
+            known = [None if get is None else get() for get in self.parts]
+            if len(parts) != len(known) or any(map(operator.is_not, parts, known)):
+                # Weakly, or weights that were replaced would stay in memory.
+                self.parts = [None if part is None else ref(part) for part in parts]
+                self.structure += 1
+            return self.structure
+
+    @property
+    def step(self) -> Step | None:
+        """The step running in this thread."""
+        step: Step | None = getattr(self._running, "step", None)
+        return step
+
+    @step.setter
+    def step(self, step: Step | None) -> None:
+        self._running.step = step
+
+    def place(self, module: nn.Module, attribute: str, value: Any) -> None:
+        """Set an instance attribute that shadows the class's until `restore`."""
+        before = {attribute: vars(module)[attribute]} if attribute in vars(module) else {}
+        vars(module)[attribute] = value
+        self.placed.append((module, attribute, before))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles of a model start outside any step, with weights of their own."""
+        left_out: dict[str, Any] = {
+            "_running": None,
+            "_counting": None,
+            "original": None,
+            "volatile": None,
+            "settings": None,
+            "residences": {},
+            "costs": {},
+            "parts": [],
+        }
+        return {**self.__dict__, **left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.volatile = WeakKeyDictionary()
+        self._running = threading.local()
+        self._counting = threading.Lock()
+
+
+def count_loads(module: nn.Module, session: Session) -> Any:
+    """Have the session count state dicts loaded into `module`; returns the hook's handle."""
+    return module.register_load_state_dict_post_hook(_LoadCounter(session))
+
+
+class _LoadCounter:
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
+        self.session.loads += 1

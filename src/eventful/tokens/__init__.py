@@ -1,0 +1,1 @@
+"""Tokens: where they lie in the picture, and which of them are selected."""
