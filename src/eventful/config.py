@@ -79,7 +79,7 @@ class Config:
         max_age: refresh tokens in turn so that none is older than this many frames.
         scene_cut: flush by itself on a cut; None never does.
         fallback: run dense, which refreshes everything, where more tokens want to pass the first
-            gate than an eventful step is worth on this machine (see `eventful.cost.fallback`). What is
+            gate than an eventful step is worth on this machine (see `cost.fallback`). What is
             computed then depends on measured times.
         deterministic: compute the same bits in every run on the same machine: no fallback, and on
             a GPU as many slots for the selected tokens as the policy can ever need.
