@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eventful.errors import MissingDependencyError
-from eventful.surgery import libraries
+from eventful.surgery import libraries, torchvision_repair
 
 # Stands in for torchvision: `extension` says whether the compiled operators loaded, and like the
 # real package it registers a fake for nms whatever the answer.
@@ -63,7 +63,9 @@ def test_unknown_library_is_refused() -> None:
 def test_working_torchvision_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torchvision_at(tmp_path, has_ops=True)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(libraries, "_define_schemas", lambda: pytest.fail("touched torchvision"))
+    monkeypatch.setattr(
+        torchvision_repair, "_define_schemas", lambda: pytest.fail("touched torchvision")
+    )
     assert libraries.repair_torchvision() == "ok"
     assert libraries.repair_torchvision() == "ok"
 
@@ -85,13 +87,17 @@ def test_absent_torchvision_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert libraries.repair_torchvision() == "missing"
 
 
-def test_mismatched_torchvision_is_repaired_with_one_warning(tmp_path: Path) -> None:
+def run(script: str, *paths: Path) -> subprocess.CompletedProcess[str]:
     """In its own process: operator schemas cannot be taken back."""
+    start = f"import sys\nsys.path[:0] = {[str(path) for path in paths]!r}\n"
+    return subprocess.run([sys.executable, "-c", start + script], capture_output=True, text=True)
+
+
+def test_mismatched_torchvision_is_repaired_with_one_warning(tmp_path: Path) -> None:
     torchvision_at(tmp_path, has_ops=False, body=NEEDS_NMS)
     # The user's own import comes first and fails half way, as it would before meeting eventful.
-    script = f"""
-import sys, warnings
-sys.path.insert(0, {str(tmp_path)!r})
+    script = """
+import warnings
 try:
     import torchvision
 except RuntimeError as error:
@@ -106,8 +112,47 @@ with warnings.catch_warnings(record=True) as caught:
 [warning] = [w for w in caught if w.category is libraries.TorchvisionMismatchWarning]
 assert "reinstall" in str(warning.message)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = run(script, tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_import_eventful_repairs_torchvision_when_it_is_imported(tmp_path: Path) -> None:
+    torchvision_at(tmp_path, has_ops=False, body=NEEDS_NMS)
+    (tmp_path / "uses_it.py").write_text("import torchvision")
+    script = """
+import eventful
+assert "torch" not in sys.modules and "torchvision" not in sys.modules
+import uses_it
+assert uses_it.torchvision.extension._has_ops() is False
+assert type(uses_it.torchvision.__spec__.loader).__module__.endswith("_external")
+"""
+    done = run(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("TorchvisionMismatchWarning") == 1
+
+
+def test_a_torchvision_that_imports_is_not_run_twice(tmp_path: Path) -> None:
+    torchvision_at(tmp_path, has_ops=True, body="print('runs')")
+    script = "import eventful, torchvision\nassert 'torch' not in sys.modules"
+    done = run(script, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "runs\n", "")
+
+
+def test_an_error_in_torchvision_reaches_the_one_who_imports_it(tmp_path: Path) -> None:
+    torchvision_at(tmp_path, has_ops=False, body="raise RuntimeError('something else')")
+    done = run("import eventful, torchvision", tmp_path)
+    assert done.returncode == 1
+    assert "something else" in done.stderr
+
+
+def test_timm_imports_after_eventful_beside_the_installed_torchvision() -> None:
+    pytest.importorskip("timm")
+    alone, after = run("import timm"), run("import eventful\nimport timm\nprint(timm.__name__)")
+    if alone.returncode:  # as where torchvision's wheel is for CUDA and torch is for CPUs
+        assert "torchvision::nms does not exist" in alone.stderr
+    assert after.returncode == 0, after.stderr
+    assert after.stdout == "timm\n"
+    assert after.stderr.count("TorchvisionMismatchWarning") == bool(alone.returncode)
 
 
 def test_timm_loads_beside_the_installed_torchvision() -> None:

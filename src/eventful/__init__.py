@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from eventful import _moved
+from eventful.surgery import torchvision_repair
 
 if TYPE_CHECKING:
     from eventful.config import Config as Config
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
     from eventful.surgery.conversion import convert as convert
     from eventful.surgery.conversion import inspect as inspect
     from eventful.surgery.conversion import restore as restore
-    from eventful.surgery.libraries import repair_torchvision as repair_torchvision
+    from eventful.surgery.torchvision_repair import repair_torchvision as repair_torchvision
     from eventful.tokens.selection import Selection as Selection
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "surgery.adapters": ("Adapter", "register_adapter"),
-    "surgery.libraries": ("repair_torchvision",),
+    "surgery.torchvision_repair": ("repair_torchvision",),
     "config": ("Config", "SceneCut"),
     "surgery.conversion": ("convert", "inspect", "restore"),
     "errors": ("EventfulError",),
@@ -55,6 +56,7 @@ _HOMES = {
     "stream": ("Stream", "StreamBatch"),
 }
 _moved.install()
+torchvision_repair.install()
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = sorted(_HOME_OF)
