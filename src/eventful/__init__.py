@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from eventful.surgery.adapters import Adapter as Adapter
     from eventful.surgery.adapters import register_adapter as register_adapter
     from eventful.surgery.conversion import convert as convert
-    from eventful.surgery.conversion import inspect as inspect
     from eventful.surgery.conversion import restore as restore
+    from eventful.surgery.inspection import inspect as inspect
     from eventful.surgery.torchvision_repair import repair_torchvision as repair_torchvision
     from eventful.tokens.selection import Selection as Selection
 
@@ -36,9 +36,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "surgery.adapters": ("Adapter", "register_adapter"),
+    "surgery.inspection": ("inspect",),
     "surgery.torchvision_repair": ("repair_torchvision",),
     "config": ("Config", "SceneCut"),
-    "surgery.conversion": ("convert", "inspect", "restore"),
+    "surgery.conversion": ("convert", "restore"),
     "errors": ("EventfulError",),
     "ops.registry": ("use_backend",),
     "policies": (

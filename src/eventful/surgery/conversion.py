@@ -1,85 +1,62 @@
-"""convert, restore, inspect: give a model an eventful path, take it away, or only look."""
+"""convert and restore: give a model an eventful path, and remove it again."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import nn
 
-from eventful.config import PRESETS, Config
-from eventful.cost.counting import BlockShape
-from eventful.cost.footprint import state_bytes
+from eventful.config import Config
 from eventful.errors import ConfigError, NoMatchError, UnsupportedError
 from eventful.rules.block import run_block
 from eventful.rules.spec import BlockSpec
 from eventful.rules.step import Step
-from eventful.surgery.adapters import Adapter, Mismatch, adapters
+from eventful.surgery.adapters import Adapter, adapters
+from eventful.surgery.inspection import Inspection, block_shapes, inspect
+from eventful.surgery.matching import (
+    BlockMatch,
+    block_matches,
+    join_names,
+    known_trunks,
+    mismatch_of,
+    refuse_wrapped,
+)
 from eventful.surgery.original import Original
 from eventful.surgery.patches import PatchForward, embeds_patches
 from eventful.surgery.session import Session, count_loads
-from eventful.surgery.tokenwise import mixed_tokens
-from eventful.surgery.wrappers import checked_model, fixed_code, refuse_replaced, refuse_wrappers
-from eventful.tokens.layout import TokenLayout
+from eventful.surgery.wrappers import checked_model, fixed_code, refuse_replaced
+
+__all__ = [
+    "BlockForward",
+    "BlockMatch",
+    "Inspection",
+    "block_shapes",
+    "convert",
+    "find_session",
+    "inspect",
+    "plain_attention",
+    "restore",
+]
+
+Where = Callable[[str, nn.Module], bool]
 
 _MARK = "_eventful"  # attribute of the converted root that holds its Session
 
 
-@dataclass(frozen=True)
-class BlockMatch:
-    """One block of a model: whether it can be made eventful, and if not, why."""
+class BlockPlace(TypedDict):
+    """Where a block is among the converted blocks of its trunk, see `BlockSpec`."""
 
     name: str
-    type: str
-    adapter: str
-    reason: str | None = None
-
-    @property
-    def matched(self) -> bool:
-        """Whether the block can be made eventful."""
-        return self.reason is None
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """What `convert` would do to a model.
-
-    Attributes:
-        size: frame size (height, width) the numbers are for; None if there is no known trunk.
-        tokens: N per frame, by trunk.
-        state_bytes: bytes per stream, by preset, without tapped layers.
-    """
-
-    blocks: list[BlockMatch]
-    size: tuple[int, int] | None = None
-    tokens: dict[str, int] = field(default_factory=dict)
-    state_bytes: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def matched(self) -> int:
-        """How many blocks can be made eventful."""
-        return sum(block.matched for block in self.blocks)
-
-    def __str__(self) -> str:
-        if not self.blocks:
-            return "No known vision transformer inside (docs/adapters.md)."
-        families = ", ".join(sorted({block.adapter for block in self.blocks}))
-        size = "x".join(map(str, self.size or ()))
-        state = ", ".join(f"{name} {n / 1e6:,.1f} MB" for name, n in self.state_bytes.items())
-        lines = [
-            f"{self.matched} of {len(self.blocks)} blocks can be made eventful ({families}).",
-            f"Tokens of a frame of {size} px: {sum(self.tokens.values())}.",
-            f"State of one stream: {state}.",
-        ]
-        missed = [block for block in self.blocks if not block.matched]
-        lines += [f"Not {block.name} ({block.type}): {block.reason}." for block in missed]
-        return "\n".join(lines)
-
-    __repr__ = __str__  # a notebook shows this
+    trunk: str
+    index: int
+    depth: int
+    first: bool
+    last: bool
 
 
 class BlockForward:
@@ -91,7 +68,7 @@ class BlockForward:
         trunk_name: str,
         block: nn.Module,
         following: nn.Module | None,
-        place: dict[str, Any],
+        place: BlockPlace,
     ) -> None:
         self.session, self.trunk_name, self.block, self.place = session, trunk_name, block, place
         self.following = following
@@ -145,7 +122,7 @@ def convert(
     config: Config | None = None,
     *,
     inplace: bool = False,
-    where: Callable[[str, nn.Module], bool] | None = None,
+    where: Where | None = None,
 ) -> nn.Module:
     """Give a model an eventful path, used while a `Stream` steps it.
 
@@ -175,10 +152,10 @@ def convert(
             "where is a function of (name, block) that is true for blocks to convert, got "
             f"{where!r}; e.g. where=lambda name, block: name != 'blocks.0'."
         )
-    _refuse_wrappers(model)
+    refuse_wrapped(model)
     original = None if inplace else Original(model)
     if not inplace:
-        refuse_replaced(model, [trunk for _, trunk, _ in _trunks(model)])
+        refuse_replaced(model, [trunk for _, trunk, _ in known_trunks(model)])
         model = _clone(model)
     plans = [plan for plan in _plans(model, config, where) if plan.chosen]
     if not plans:
@@ -201,15 +178,13 @@ class _Plan:
     chosen: list[int]
 
 
-def _plans(
-    model: nn.Module, config: Config, where: Callable[[str, nn.Module], bool] | None
-) -> Iterator[_Plan]:
-    for name, trunk, adapter in _trunks(model):
-        blocks = [(_join(name, short), block) for short, block in adapter.blocks(trunk)]
+def _plans(model: nn.Module, config: Config, where: Where | None) -> Iterator[_Plan]:
+    for name, trunk, adapter in known_trunks(model):
+        blocks = [(join_names(name, short), block) for short, block in adapter.blocks(trunk)]
         chosen = [
             i
             for i, (path, block) in enumerate(blocks)
-            if (where is None or where(path, block)) and _reason(adapter, trunk, block) is None
+            if (where is None or where(path, block)) and mismatch_of(adapter, trunk, block) is None
         ]
         if chosen and config.gating == "frame" and len(chosen) <= chosen[-1] - chosen[0]:
             gaps = [blocks[i][0] for i in range(chosen[0], chosen[-1]) if i not in chosen]
@@ -227,14 +202,14 @@ def _install(session: Session, plan: _Plan) -> None:
     for at, i in enumerate(plan.chosen):
         path, block = plan.blocks[i]
         following = None if at + 1 == len(plan.chosen) else plan.blocks[plan.chosen[at + 1]][1]
-        place = {
-            "name": path,
-            "trunk": plan.name,
-            "index": i,
-            "depth": len(plan.chosen),
-            "first": i == plan.chosen[0],
-            "last": i == plan.chosen[-1],
-        }
+        place = BlockPlace(
+            name=path,
+            trunk=plan.name,
+            index=i,
+            depth=len(plan.chosen),
+            first=i == plan.chosen[0],
+            last=i == plan.chosen[-1],
+        )
         forward = BlockForward(session, plan.name, block, following, place)
         session.place(block, "forward", forward)
     for module in plan.trunk.modules():
@@ -260,64 +235,6 @@ def restore(model: nn.Module) -> nn.Module:
     return model
 
 
-def inspect(model: nn.Module, size: tuple[int, int] | int | None = None) -> Inspection:
-    """A dry run of `convert`: which blocks match, which not and why, and what state costs.
-
-    Args:
-        size: frame size in pixels; the model's own if left out.
-    """
-    _refuse_wrappers(checked_model(model, "inspect"))
-    tokens: dict[str, int] = {}
-    total = dict.fromkeys(PRESETS, 0)
-    pixels = None if size is None else _checked_size(size)
-    for name, trunk, adapter in _trunks(model):
-        pixels = pixels or adapter.default_size(trunk)
-        layout = adapter.layout(trunk, pixels)
-        tokens[name] = layout.tokens
-        for preset in PRESETS:
-            total[preset] += _trunk_bytes(trunk, adapter, layout, Config.preset(preset))
-    return Inspection(_block_matches(model), pixels, tokens, total)
-
-
-def _checked_size(size: Any) -> tuple[int, int]:
-    pair = (size, size) if isinstance(size, int) else size
-    sides = tuple(pair) if isinstance(pair, tuple | list) else ()
-    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise ConfigError(f"size is one side or (height, width) in pixels, got {size!r}.")
-    return sides[0], sides[1]
-
-
-def block_shapes(
-    model: nn.Module, size: tuple[int, int] | int, config: Config
-) -> tuple[BlockShape, ...]:
-    """What counting needs to know of every block that `convert` would convert, in order.
-
-    Args:
-        size: frame size in pixels.
-    """
-    pixels = _checked_size(size)
-    return tuple(
-        shape
-        for _, trunk, adapter in _trunks(model)
-        for shape in _trunk_shapes(trunk, adapter, adapter.layout(trunk, pixels), config)
-    )
-
-
-def _trunk_shapes(
-    trunk: nn.Module, adapter: Adapter, layout: TokenLayout, config: Config
-) -> list[BlockShape]:
-    return [
-        adapter.spec(trunk, block).shape(layout, config)
-        for _, block in adapter.blocks(trunk)
-        if _reason(adapter, trunk, block) is None
-    ]
-
-
-def _trunk_bytes(trunk: nn.Module, adapter: Adapter, layout: TokenLayout, config: Config) -> int:
-    dtype = next((p.dtype for p in trunk.parameters() if p.is_floating_point()), torch.float32)
-    return state_bytes(_trunk_shapes(trunk, adapter, layout, config), config, dtype)
-
-
 def find_session(model: nn.Module) -> Session | None:
     """The session of a converted model, or of the one converted model inside it."""
     found = [vars(module)[_MARK] for module in model.modules() if _MARK in vars(module)]
@@ -335,33 +252,8 @@ def plain_attention(session: Session) -> bool:
     return not any(spec.window or spec.relative for spec in specs)
 
 
-def _refuse_wrappers(model: nn.Module) -> None:
-    for _, trunk, adapter in _trunks(model):
-        parts = [trunk, *(block for _, block in adapter.blocks(trunk))]
-        refuse_wrappers(model, parts, "eventful.Stream(eventful.convert(model))")
-
-
-def _trunks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Adapter]]:
-    claimed: list[str] = []
-    for name, module in model.named_modules():
-        if any(name == done or name.startswith(f"{done}.") or done == "" for done in claimed):
-            continue
-        adapter = next((a for a in adapters() if a.matches(module)), None)
-        if adapter is not None:
-            claimed.append(name)
-            yield name, module, adapter
-
-
-def _reason(adapter: Adapter, trunk: nn.Module, block: nn.Module) -> str | None:
-    try:
-        adapter.spec(trunk, block)
-    except Mismatch as mismatch:
-        return str(mismatch)
-    return mixed_tokens(block, partial(adapter.spec, trunk))
-
-
-def _explain(model: nn.Module, where: Callable[[str, nn.Module], bool] | None) -> str:
-    seen = _block_matches(model)
+def _explain(model: nn.Module, where: Where | None) -> str:
+    seen = block_matches(model)
     if seen and where is not None and any(block.matched for block in seen):
         return (
             "`where` rejected every block; it is called with (name, block), e.g. ('blocks.0', ...)."
@@ -379,21 +271,6 @@ def _explain(model: nn.Module, where: Callable[[str, nn.Module], bool] | None) -
         f"Module types seen: {', '.join(types[:40])}. Teach eventful another family with "
         "eventful.register_adapter (docs/adapters.md)."
     )
-
-
-def _block_matches(model: nn.Module) -> list[BlockMatch]:
-    """Every block of every known trunk, matched or not."""
-    return [
-        BlockMatch(
-            _join(name, short), type(block).__name__, adapter.name, _reason(adapter, trunk, block)
-        )
-        for name, trunk, adapter in _trunks(model)
-        for short, block in adapter.blocks(trunk)
-    ]
-
-
-def _join(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name
 
 
 def _clone(module: nn.Module, done: dict[int, nn.Module] | None = None) -> nn.Module:
