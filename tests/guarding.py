@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -54,6 +56,18 @@ def refused(stream, error, frame, match=None):
     with pytest.raises(error, match=match):
         stream(frame)
     assert unchanged(stream, before)
+
+
+class Around(nn.Module):
+    """A user's model around a ViT; its forward is `run(vit, ...)`."""
+
+    def __init__(self, vit: nn.Module, run: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.vit, self.run = vit, run
+        self.eval()
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.run(self.vit, *args)
 
 
 class PeftLike(nn.Module):

@@ -300,7 +300,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "parallel": (plain(block_fn=vit.ParallelScalingBlock), "attention, then MLP"),
     "differential": (plain(attn_layer="diff"), "DiffAttention is not"),
-    "another forward": (plain(block_fn=Foreign), "not that of timm's Block"),
+    "another forward": (plain(block_fn=Foreign), "not that of timm.*Block"),
     "replaced forward": (recording, "Attention is not"),
     "gate": (gated, "gated by the block's input"),
     "rotation in windows": (

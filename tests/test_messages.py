@@ -27,7 +27,7 @@ from eventful import (
     errors,
 )
 from eventful.config import PRESETS
-from guarding import ENTRY, clip, model  # noqa: F401
+from guarding import ENTRY, Around, clip, model  # noqa: F401
 from small import drifting_tokens, random_trunk
 
 
@@ -302,15 +302,8 @@ class TestFrames:
     def test_advice_after_a_failure(self, model, clip):
         """A model of one's own is not judged; what it fails on is explained."""
 
-        class Own(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.vit = model
-
-            def forward(self, x):
-                return self.vit(x)
-
-        stream = Stream(eventful.convert(Own().eval(), Config.fast(TopR(4))))
+        own = Around(model, lambda vit, x: vit(x))
+        stream = Stream(eventful.convert(own, Config.fast(TopR(4))))
         for how in ("uint8", "no batch", "channels last"):
             spoil, advice = SPOILT[how]
             with pytest.raises(errors.FrameError, match=rf"cannot take this frame.*{advice}"):
@@ -320,19 +313,13 @@ class TestFrames:
         stream(clip[0])
 
     def test_a_model_that_normalises_by_itself(self, model, clip):
-        class Camera(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.vit = model
-
-            def forward(self, pixels):
-                return self.vit(pixels.float() / 255)
+        camera = Around(model, lambda vit, pixels: vit(pixels.float() / 255))
 
         def normalise(_, args):
             return (args[0].float() / 255,)
 
         pixels = SPOILT["uint8"][0](clip[0])
-        stream = Stream(eventful.convert(Camera().eval(), Config.fast(TopR(4))))
+        stream = Stream(eventful.convert(camera, Config.fast(TopR(4))))
         stream(pixels)
         hooked = eventful.convert(model, Config.fast(TopR(4)))
         hooked.register_forward_pre_hook(normalise)
@@ -408,15 +395,7 @@ class TestBatches:
         assert all(torch.equal(batch._state[name], before[name]) for name in before)
 
     def test_other_arguments_of_the_frames_step_nothing(self, batch, clip):
-        class Shifted(nn.Module):
-            def __init__(self, vit):
-                super().__init__()
-                self.vit = vit
-
-            def forward(self, x, shift):
-                return self.vit(x) + shift[:, None, None]
-
-        batch.model = Shifted(batch.model).eval()
+        batch.model = Around(batch.model, lambda vit, x, shift: vit(x) + shift[:, None, None])
         shift = torch.arange(3.0)
         batch(torch.cat(clip[:3]), shift)
         frames = list(batch._state.frames)

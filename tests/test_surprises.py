@@ -12,7 +12,7 @@ from torch import nn
 import eventful
 from eventful import Config, NoiseThreshold, TopR, errors
 from eventful.tokens.selection import Selection
-from guarding import ENTRY, clip, holds, model, refused, stream, unchanged  # noqa: F401
+from guarding import ENTRY, Around, clip, holds, model, refused, stream, unchanged  # noqa: F401
 from small import random_trunk
 from tolerances import assert_near
 
@@ -46,28 +46,14 @@ class TestSurprises:
         assert_near(taps[0][1:], expected[0])
 
     def test_a_block_called_twice_in_one_step(self, model, clip):
-        class Twice(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.vit = model
-
-            def forward(self, x):
-                return self.vit(x) + self.vit(x.flip(-1))
-
-        stream = eventful.Stream(eventful.convert(Twice().eval(), Config.fast(TopR(4))))
+        twice = Around(model, lambda vit, x: vit(x) + vit(x.flip(-1)))
+        stream = eventful.Stream(eventful.convert(twice, Config.fast(TopR(4))))
         with pytest.raises(errors.UnsupportedError, match="called twice"):
             stream(clip[0])
 
     def test_frames_folded_into_the_batch(self, model, clip):
-        class Folded(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.vit = model
-
-            def forward(self, x):
-                return self.vit(torch.cat([x, x]))
-
-        stream = eventful.Stream(eventful.convert(Folded().eval(), Config.fast(TopR(4))))
+        folded = Around(model, lambda vit, x: vit(torch.cat([x, x])))
+        stream = eventful.Stream(eventful.convert(folded, Config.fast(TopR(4))))
         with pytest.raises(errors.UnsupportedError, match="batch of 2"):
             stream(clip[0])
 

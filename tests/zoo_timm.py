@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 import eventful
 from eventful import Config
 from eventful.surgery.libraries import load
+from zoo import Entry
 
 timm = load("timm")
 vit = load("timm.models.vision_transformer")
@@ -21,23 +21,6 @@ torchvision_vit = load("torchvision.models.vision_transformer")
 
 TINY = {"embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 0}
 FRAME = (32, 40)  # 4 x 5 patches of 8 x 8
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A model to run in a stream.
-
-    Attributes:
-        make: a random model in eval mode; seed torch first.
-        size: frame height and width.
-        output: the tensor to compare, from what the model returns.
-        call: runs a model or a stream on a frame (B, 3, H, W).
-    """
-
-    make: Callable[[], nn.Module]
-    size: tuple[int, int] = FRAME
-    output: Callable[[Any], Tensor] = lambda result: result
-    call: Callable[[Callable[..., Any], Tensor], Any] = lambda run, frame: run(frame)
 
 
 def spread(model: nn.Module) -> nn.Module:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import zoo
 from eventful.surgery.libraries import load
 
 transformers = load("transformers")
@@ -21,17 +22,9 @@ MLP = {"intermediate_size": 48}
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A model to run in a stream.
+class Entry(zoo.Entry):
+    """As in `zoo`, with the arguments and results of transformers."""
 
-    Attributes:
-        make: a random model in eval mode; seed torch first.
-        size: frame height and width.
-        output: the tensor to compare, from what the model returns.
-        call: runs a model or a stream on a frame (B, 3, H, W).
-    """
-
-    make: Callable[[], nn.Module]
     size: tuple[int, int] = (SIDE, SIDE)
     output: Callable[[Any], Tensor] = lambda result: result.last_hidden_state
     call: Callable[[Callable[..., Any], Tensor], Any] = lambda run, frame: run(pixel_values=frame)

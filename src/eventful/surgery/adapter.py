@@ -1,21 +1,26 @@
-"""What an adapter tells the rest of the library about one family of models."""
+"""The base class of adapters: what the library needs to know about one family of models."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from torch import Tensor, nn
 
 from eventful.errors import UnsupportedError
-from eventful.rules.spec import BlockSpec
+from eventful.rules.spec import BlockSpec, QKVMap, linear_cost
 from eventful.rules.step import Step
 from eventful.tokens.layout import TokenLayout
 
 if TYPE_CHECKING:
     from eventful.surgery.session import Session
+
+# A module of a model library, or a part of one: its attributes have no types here.
+Foreign: TypeAlias = Any
+# Replaces a method: takes the method's arguments without `self`, and returns what it returns.
+Method = Callable[..., Any]
 
 
 class Mismatch(Exception):
@@ -27,7 +32,7 @@ class BlockCall:
     """The arguments of one call of a block, as the update rules need them."""
 
     tokens: Tensor  # (B, N, D), or (B, M, D) between blocks of gating `frame`
-    positions: Any = None
+    positions: object = None  # passed on to `BlockSpec.qkv`
 
 
 class Adapter(ABC):
@@ -38,7 +43,7 @@ class Adapter(ABC):
     """
 
     name: ClassVar[str]
-    library: ClassVar[str] = ""  # package the family comes from; empty for one's own
+    library: ClassVar[str] = ""  # package that defines the family; empty for your own models
     adds_positions: bool = True  # a position encoding is added to the tokens
 
     @abstractmethod
@@ -59,7 +64,7 @@ class Adapter(ABC):
 
     def default_size(self, trunk: nn.Module) -> tuple[int, int]:
         """Frame size the model was made for, for a dry run without frames."""
-        raise UnsupportedError(f"{self.name} models do not tell their frame size; pass `size`.")
+        raise UnsupportedError(f"{self.name} models have no frame size of their own; pass `size`.")
 
     def read(self, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
         """Tokens and positions from a block's arguments; by default the first one is the tokens."""
@@ -72,31 +77,31 @@ class Adapter(ABC):
         return tokens
 
     def watched(self, spec: BlockSpec, step: Step) -> bool:
-        """Whether anyone but the next block sees this block's output; by default, its hooks do."""
+        """Whether code besides the next block sees this block's output; by default, its hooks."""
         return bool(spec.module._forward_hooks)
 
     def knows_loop(self, trunk: nn.Module) -> bool:
-        """Whether the loop over the blocks is the library's own, which keeps outputs to itself.
+        """Whether the loop over the blocks is the library's own, which uses no other outputs.
 
-        In a subclass that runs its own loop every block returns all its tokens.
+        In a subclass with another loop every block returns all its tokens.
         """
         names = ("forward", "forward_features")
-        # One on the object itself stands ahead of the class's; eventful's own calls the class's.
+        # A method set on the instance hides the class's; eventful's own calls the class's.
         loops = [vars(trunk).get(name, getattr(type(trunk), name, None)) for name in names]
         return not self.library or all(
             loop is None or loop.__module__.split(".")[0] in (self.library, "eventful")
             for loop in loops
         )
 
-    def prepare(self, trunk: nn.Module, name: str, session: Session) -> dict[str, Any]:
-        """Further instance attributes to set, e.g. a wrapped method, by name relative to the trunk.
+    def prepare(self, trunk: nn.Module, name: str, session: Session) -> dict[str, Method]:
+        """Methods to replace on the trunk or below it, by name relative to the trunk.
 
-        A dotted name such as "encoder.forward" is an attribute of a submodule.
+        A dotted name such as "encoder.forward" is a method of a submodule.
         """
         return {}
 
 
-def refuse(value: Any, name: str) -> None:
+def refuse(value: object, name: str) -> None:
     """Raise for an argument that eventful attention cannot honour."""
     if value is not None and value is not False:
         raise UnsupportedError(
@@ -115,3 +120,37 @@ def per_head(norm: nn.Module, tokens: Tensor, heads: int) -> Tensor:
     if isinstance(norm, nn.Identity):
         return tokens
     return norm(tokens.unflatten(-1, (heads, -1))).flatten(-2)
+
+
+def usual_spec(
+    block: Foreign, attention: Foreign, heads: int, head_dim: int, qkv: QKVMap
+) -> BlockSpec:
+    """The spec of a block with parts norm1, attn.qkv, attn.proj, norm2 and mlp.
+
+    Families replace what differs.
+    """
+    return BlockSpec(
+        module=block,
+        dim=attention.proj.out_features,
+        heads=heads,
+        head_dim=head_dim,
+        scale=attention.scale,
+        norm1=block.norm1,
+        qkv=qkv,
+        project=attention.proj,
+        norm2=block.norm2,
+        mlp=block.mlp,
+        qkv_cost=linear_cost(attention.qkv),
+        project_cost=linear_cost(attention.proj),
+        mlp_cost=linear_cost(block.mlp),
+    )
+
+
+def packed_qkv(linear: Callable[[Tensor], Tensor]) -> QKVMap:
+    """The QKV map of a layer whose output holds q, k and v side by side."""
+
+    def qkv(x: Tensor, index: Tensor, positions: object) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = linear(x).chunk(3, dim=-1)
+        return q, k, v
+
+    return qkv

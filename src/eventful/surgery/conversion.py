@@ -82,7 +82,7 @@ class BlockForward:
         return replace(adapter.spec(trunk, self.block), next_norm=after, **self.place)
 
     def spec_in(self, step: Step) -> BlockSpec:
-        """The block as it is in a step: made anew for other modules, parameters or settings."""
+        """The block as it is in a step; kept until modules, parameters or settings change."""
         if step.structure is None:
             return self.spec
         key = (step.structure, self.session.revision)
@@ -126,9 +126,9 @@ def convert(
 ) -> nn.Module:
     """Give a model an eventful path, used while a `Stream` steps it.
 
-    Outside a stream the result computes what `model` computes, to the bit. Weights are
-    shared, state-dict keys do not change. Other attributes are those of the moment: switch a
-    LoRA off, or replace a module, in the result, or in `model` before converting it.
+    Outside a stream the result computes what `model` computes, to the bit. Weights are shared and
+    state-dict keys do not change. Other attributes are copied: to switch a LoRA off or to replace
+    a module, change the result, or change `model` before converting it.
 
     Args:
         config: the update rule; `Config.fast()` if left out.
@@ -137,7 +137,7 @@ def convert(
 
     Raises:
         NoMatchError: no block can be converted.
-        ConfigError: `model` is no model, is compiled or wrapped, or is converted already.
+        ConfigError: `model` is not a module, is compiled or wrapped, or is converted already.
     """
     model = checked_model(model, "convert")
     config = Config.fast() if config is None else config
@@ -189,8 +189,8 @@ def _plans(model: nn.Module, config: Config, where: Where | None) -> Iterator[_P
         if chosen and config.gating == "frame" and len(chosen) <= chosen[-1] - chosen[0]:
             gaps = [blocks[i][0] for i in range(chosen[0], chosen[-1]) if i not in chosen]
             raise UnsupportedError(
-                "gating='frame' carries the selected tokens through consecutive blocks, but in "
-                f"between {', '.join(gaps)} is not converted. Use gating='operator' or 'block'."
+                "gating='frame' needs consecutive blocks, but between converted blocks "
+                f"{', '.join(gaps)} is not converted. Use gating='operator' or 'block'."
             )
         yield _Plan(name, trunk, adapter, blocks, chosen)
 
@@ -240,7 +240,7 @@ def find_session(model: nn.Module) -> Session | None:
     found = [vars(module)[_MARK] for module in model.modules() if _MARK in vars(module)]
     if len(found) > 1:
         raise ConfigError(
-            f"{len(found)} converted models inside one; convert the whole model once instead."
+            f"The model holds {len(found)} converted models; convert the whole model once instead."
         )
     return found[0] if found else None
 
@@ -268,7 +268,7 @@ def _explain(model: nn.Module, where: Where | None) -> str:
     known = ", ".join(adapter.name for adapter in adapters())
     return (
         f"No known vision transformer inside {type(model).__name__}. Known families: {known}. "
-        f"Module types seen: {', '.join(types[:40])}. Teach eventful another family with "
+        f"Module types seen: {', '.join(types[:40])}. Add another family with "
         "eventful.register_adapter (docs/adapters.md)."
     )
 
@@ -276,15 +276,15 @@ def _explain(model: nn.Module, where: Where | None) -> str:
 def _clone(module: nn.Module, done: dict[int, nn.Module] | None = None) -> nn.Module:
     """A new module tree over the same parameters, buffers and hyper-parameters.
 
-    The dicts of parameters and buffers themselves are shared, so the two trees stay in
-    step when weights are loaded, moved or replaced through either.
+    The dicts of parameters and buffers themselves are shared, so both trees see weights that are
+    loaded, moved or replaced through either.
     """
     done = {} if done is None else done
     if id(module) in done:
         return done[id(module)]
-    if isinstance(module, torch.jit.ScriptModule):  # fixed code, in which nothing is converted
+    if isinstance(module, torch.jit.ScriptModule):  # fixed code: nothing in it can be converted
         return module
-    # A traced graph has a class of its own, and making another object makes another class.
+    # Every traced graph has its own class, and `GraphModule.__new__` would make another one.
     make = object if isinstance(module, torch.fx.GraphModule) else module.__class__
     twin: nn.Module = make.__new__(module.__class__)
     done[id(module)] = twin

@@ -1,4 +1,4 @@
-"""Noticing that modules of the model a converted one was cloned from are replaced."""
+"""Detects modules that are replaced in the original of a converted model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _modules_of = attrgetter("_modules")
 class Original:
     """The module tree that a converted model was cloned from.
 
-    Held by weak references: the original lives as long as its owner keeps it.
+    Held by weak references, so that it can be garbage-collected.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -36,17 +36,17 @@ class Original:
         modules = [get() for get in self._modules]
         try:
             held = list(map(_modules_of, modules))
-        except AttributeError:  # a module is gone
+        except AttributeError:  # a module was garbage-collected
             return self._replaced_in_part(modules)
         if list(map(len, held)) != self._counts:
             return True
-        modules.append(None)  # what a place of -1 stands for
+        modules.append(None)  # index -1 means no module
         return list(chain.from_iterable(map(_values_of, held))) != [
             modules[at] for at in self._children
         ]
 
     def _replaced_in_part(self, modules: list[nn.Module | None]) -> bool:
-        """`replaced` where some modules are gone; goes on with the others."""
+        """`replaced` where some modules were garbage-collected; compares the others."""
         start = 0
         modules = [*modules, None]
         for module, count in zip(modules[:-1], self._counts, strict=True):
@@ -55,7 +55,7 @@ class Original:
             if module is None:
                 continue
             expected = [modules[at] for at in places]
-            # A child that is gone while its parent lives was replaced.
+            # A child that was collected while its parent was not has been replaced.
             if list(module._modules.values()) != expected:
                 return True
         self._keep([module for module in modules if module is not None])

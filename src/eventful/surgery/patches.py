@@ -1,13 +1,13 @@
-"""Patch embedding as a matrix product: what a strided convolution does, several times faster.
+"""Patch embedding as a matrix product: the result of the strided convolution, several times faster.
 
-Convolution libraries are tuned for many channels and overlapping windows; the embedding of
-three colours in patches that do not overlap is neither, and costs a GPU as much as four blocks
-of an eventful step. The sums are the same, in another order.
+Convolution libraries are tuned for many channels and overlapping windows. A patch embedding has
+three channels and no overlap, and costs a GPU as much as four blocks of an eventful step. The sums
+are the same, in another order.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,7 +18,7 @@ _FEW_CHANNELS = 4
 _ALIGNED = 16
 
 
-def embeds_patches(module: nn.Module) -> bool:
+def embeds_patches(module: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Whether a module is a convolution over patches of an image that do not overlap."""
     return (
         type(module) is nn.Conv2d
@@ -33,13 +33,13 @@ def embeds_patches(module: nn.Module) -> bool:
 class PatchForward:
     """A patch embedding's forward: a matrix product in a resident step, the original elsewhere."""
 
-    def __init__(self, session: Session, module: nn.Module) -> None:
+    def __init__(self, session: Session, module: nn.Conv2d) -> None:
         self.session, self.module = session, module
 
     def __call__(self, image: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Embed (B, C, height, width) as (B, D, rows, columns)."""
         step = self.session.step
-        module: Any = self.module
+        module = self.module
         if step is None or step.resident is None or args or kwargs or image.dim() != 4:
             result: Tensor = type(module).forward(module, image, *args, **kwargs)
             return result
@@ -49,13 +49,13 @@ class PatchForward:
         image = image[..., : rows * tall, : columns * wide]
         cells = image.reshape(batch, channels, rows, tall, columns, wide)
         size = channels * tall * wide
-        room = -(-size // _ALIGNED) * _ALIGNED  # matrix units want rows of aligned length
-        patches = image.new_zeros(batch, rows, columns, room)
+        padded = -(-size // _ALIGNED) * _ALIGNED  # matrix units need rows of aligned length
+        patches = image.new_zeros(batch, rows, columns, padded)
         patches[..., :size].unflatten(-1, (channels, tall, wide)).copy_(
             cells.permute(0, 2, 4, 1, 3, 5)
         )
         weight = step.constant(
-            (id(module), "rows"), lambda: F.pad(module.weight.flatten(1), (0, room - size))
+            (id(module), "rows"), lambda: F.pad(module.weight.flatten(1), (0, padded - size))
         )
         tokens = F.linear(patches, weight, module.bias)
         return tokens.permute(0, 3, 1, 2)

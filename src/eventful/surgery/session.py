@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import operator
 import threading
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from eventful.config import Config
+from eventful.cost.times import Costs
 from eventful.rules.step import Step
 from eventful.surgery.adapter import Adapter
+from eventful.surgery.original import Original
+
+if TYPE_CHECKING:  # the engine is above this package and is not imported from here
+    from eventful.engine.residence import Residence
+
+Part = nn.Module | Tensor | None
 
 
 @dataclass
@@ -21,20 +30,20 @@ class Session:
 
     Attributes:
         config: the update rule the model was converted with.
-        trunks: the converted trunks: name in the model, trunk module, adapter.
+        trunks: the converted trunks, each with its adapter, by name in the model.
         blocks: names of the converted blocks, by trunk name.
         sequence: every block of a trunk in order, converted or not, by trunk name.
         loads: state dicts loaded into the trunks since conversion.
-        original: the tree that the model was cloned from; None if it was converted in place.
+        original: the model that was cloned; None if it was converted in place.
         volatile: attributes, by module, that the model's own forward changes.
-        settings: attributes of the trunks as a stream last found them when it started.
-        revision: how often a stream found other settings than the one before.
+        settings: attributes of the trunks when a stream last started.
+        revision: how many times a starting stream found changed settings.
         placed: instance attributes set on modules, with what they replaced, for `restore`.
         handles: hooks to be removed with them.
-        residences: where steps on a device keep memory and recorded work, by kind of frame.
-        costs: what steps were seen to cost, by kind of step.
-        parts: modules and parameters of the trunks, as the last census saw them.
-        structure: grows whenever a census sees other parts than the one before.
+        residences: memory and CUDA graphs of steps on a GPU, by frame shape, dtype and device.
+        costs: measured times of steps, by model, rule, machine and frame, see `cost.times`.
+        parts: modules and parameters of the trunks when they were last compared.
+        structure: a number that grows each time the comparison finds other parts.
     """
 
     config: Config
@@ -42,27 +51,27 @@ class Session:
     blocks: dict[str, list[str]] = field(default_factory=dict)
     sequence: dict[str, list[nn.Module]] = field(default_factory=dict, repr=False)
     loads: int = 0
-    original: Any = field(default=None, repr=False)
+    original: Original | None = field(default=None, repr=False)
     volatile: WeakKeyDictionary[nn.Module, set[str]] = field(
         default_factory=WeakKeyDictionary, repr=False
     )
-    settings: list[Any] | None = field(default=None, repr=False)
+    settings: list[object] | None = field(default=None, repr=False)
     revision: int = 0
-    placed: list[tuple[nn.Module, str, dict[str, Any]]] = field(default_factory=list, repr=False)
-    handles: list[Any] = field(default_factory=list, repr=False)
-    residences: dict[Any, Any] = field(default_factory=dict, repr=False)
-    costs: dict[str, Any] = field(default_factory=dict, repr=False)
-    parts: list[Any] = field(default_factory=list, repr=False)
+    placed: list[tuple[nn.Module, str, dict[str, object]]] = field(default_factory=list, repr=False)
+    handles: list[RemovableHandle] = field(default_factory=list, repr=False)
+    residences: dict[Hashable, Residence] = field(default_factory=dict, repr=False)
+    costs: dict[str, Costs] = field(default_factory=dict, repr=False)
+    parts: list[ref[nn.Module | Tensor] | None] = field(default_factory=list, repr=False)
     structure: int = 0
-    _running: Any = field(default_factory=threading.local, repr=False)
-    _counting: Any = field(default_factory=threading.Lock, repr=False)
+    _running: threading.local = field(default_factory=threading.local, repr=False)
+    _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def structure_of(self, parts: list[Any]) -> int:
-        """A number for these modules and parameters; others never have the same."""
+    def structure_of(self, parts: Sequence[Part]) -> int:
+        """A number for these modules and parameters; it changes when one of them is replaced."""
         with self._counting:
             known = [None if get is None else get() for get in self.parts]
             if len(parts) != len(known) or any(map(operator.is_not, parts, known)):
-                # Weakly, or weights that were replaced would stay in memory.
+                # Weak references, or weights that were replaced would stay in memory.
                 self.parts = [None if part is None else ref(part) for part in parts]
                 self.structure += 1
             return self.structure
@@ -77,7 +86,7 @@ class Session:
     def step(self, step: Step | None) -> None:
         self._running.step = step
 
-    def place(self, module: nn.Module, attribute: str, value: Any) -> None:
+    def place(self, module: nn.Module, attribute: str, value: object) -> None:
         """Set an instance attribute that shadows the class's until `restore`."""
         before = {attribute: vars(module)[attribute]} if attribute in vars(module) else {}
         vars(module)[attribute] = value
@@ -104,8 +113,8 @@ class Session:
         self._counting = threading.Lock()
 
 
-def count_loads(module: nn.Module, session: Session) -> Any:
-    """Have the session count state dicts loaded into `module`; returns the hook's handle."""
+def count_loads(module: nn.Module, session: Session) -> RemovableHandle:
+    """Count in the session the state dicts loaded into `module`; returns the hook's handle."""
     return module.register_load_state_dict_post_hook(_LoadCounter(session))
 
 
@@ -113,5 +122,5 @@ class _LoadCounter:
     def __init__(self, session: Session) -> None:
         self.session = session
 
-    def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
+    def __call__(self, module: nn.Module, incompatible_keys: object) -> None:
         self.session.loads += 1

@@ -1,4 +1,4 @@
-"""Finding quantised blocks whose maps treat a token differently depending on its neighbours.
+"""Finds quantised blocks that give a token another result when other tokens run with it.
 
 Dynamic quantisation with one activation scale per tensor is the usual case: the scale depends on
 which tokens run, so a token recomputed alone differs from the same token recomputed with others.
@@ -17,7 +17,7 @@ from eventful.rules.spec import BlockSpec
 
 _TOKENS = 7
 _OUTLIER = (
-    1000.0  # times larger than the other tokens, so that a shared scale leaves nothing of them
+    1000.0  # times larger than the other tokens, so that with a shared scale they round to zero
 )
 _TOLERANCE = 1e-3
 # Of the full name of a module's or a tensor's class, e.g. torch.ao.nn.quantized.dynamic.Linear.
@@ -33,8 +33,8 @@ _ADVICE = (
 def mixed_tokens(block: nn.Module, spec: Callable[[nn.Module], BlockSpec]) -> str | None:
     """Why the maps of a quantised block are not token-wise; None if they are.
 
-    A block without quantised parts is taken to be token-wise and not run. Of others a copy is
-    run, because some observe what goes through them.
+    A block without quantised parts is assumed to be token-wise. Of other blocks a copy is run,
+    because some quantised layers keep statistics of their inputs.
 
     Args:
         spec: describes a block, see `Adapter.spec`.
@@ -60,7 +60,7 @@ def mixed_tokens(block: nn.Module, spec: Callable[[nn.Module], BlockSpec]) -> st
 
 
 def _quantised(module: nn.Module) -> Iterator[str]:
-    """What shows quantisation inside a module: names of classes, or of dtypes."""
+    """Quantised parts inside a module: names of classes, or of dtypes."""
     if _is_quantised(module):
         yield _full_name(module)
         return
@@ -76,13 +76,13 @@ def _quantised(module: nn.Module) -> Iterator[str]:
 
 
 def _is_quantised(thing: nn.Module | Tensor) -> bool:
-    """Whether a class is named like one of quantisation; torch.nn's own compute with floats."""
+    """Whether a class name looks like quantisation; torch.nn's own classes compute with floats."""
     name = _full_name(thing)
     return not name.startswith("torch.nn.modules.") and _QUANTISED.search(name) is not None
 
 
 def _is_narrow(tensor: Tensor) -> bool:
-    """Whether a tensor is a matrix of numbers of one byte."""
+    """Whether a tensor is a matrix with one byte per element."""
     return tensor.element_size() == 1 and tensor.dtype != torch.bool and tensor.dim() > 1
 
 
@@ -91,10 +91,12 @@ def _full_name(thing: nn.Module | Tensor) -> str:
 
 
 def _copy(block: nn.Module) -> nn.Module:
-    """A copy of a block that runs alone."""
+    """A copy of a block, with the forward of its class."""
     forward = vars(block).get("forward")
     twin = copy.deepcopy(block, {} if forward is None else {id(forward): forward})
-    if getattr(forward, "block", None) is block:  # eventful's own, which belongs to the model
+    if (
+        getattr(forward, "block", None) is block
+    ):  # eventful's own forward, which belongs to the converted model
         del twin.forward
     return twin.eval()
 

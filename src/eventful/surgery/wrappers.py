@@ -1,9 +1,8 @@
-"""What is given as a model and is none, or hides its blocks: each refused with what to pass."""
+"""Refuses what is not a model, or hides its blocks; each message says what to pass instead."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,8 +13,8 @@ _NO_NEED = "Compiling is not needed: on a GPU a stream records CUDA graphs of it
 _PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 
 
-def checked_model(model: Any, use: str) -> nn.Module:
-    """The model, if it is one; `use` names what was called with it."""
+def checked_model(model: object, use: str) -> nn.Module:
+    """Return `model` if it is a module, else raise; `use` names the function that was called."""
     if isinstance(model, nn.Module):
         return model
     shown = repr(model)
@@ -23,24 +22,24 @@ def checked_model(model: Any, use: str) -> nn.Module:
     raise ConfigError(f"{use} takes a model (torch.nn.Module), got {shown}. {_instead(model)}")
 
 
-def _instead(model: Any) -> str:
+def _instead(model: object) -> str:
     if isinstance(model, str):
         return "Make the model first, e.g. timm.create_model(name, pretrained=True)."
     if isinstance(model, type):
-        return f"This is a class: pass a model made of it, {model.__name__}(...)."
+        return f"This is a class: pass an instance, {model.__name__}(...)."
     if isinstance(model, Mapping):
-        return "These are weights alone: load them into a model first, model.load_state_dict(...)."
+        return "These are weights: load them into a model first, model.load_state_dict(...)."
     if isinstance(getattr(model, "model", None), nn.Module):
         return "Pass the model it holds: its attribute `model`."
     return "Make the model first, then pass it."
 
 
 def refuse_wrappers(model: nn.Module, parts: Iterable[nn.Module], then: str) -> None:
-    """Raise where a wrapper that runs past converted blocks holds one of `parts`.
+    """Raise where one of `parts` is inside a wrapper that does not call converted blocks.
 
     Args:
         parts: trunks and blocks.
-        then: what to call once the wrapper is off, e.g. `eventful.convert(model)`.
+        then: what to call without the wrapper, e.g. `eventful.convert(model)`.
     """
     wanted = {id(part) for part in parts}
     for name, module in model.named_modules():
@@ -51,10 +50,10 @@ def refuse_wrappers(model: nn.Module, parts: Iterable[nn.Module], then: str) -> 
 
 
 def refuse_replaced(model: nn.Module, trunks: Iterable[nn.Module]) -> None:
-    """Raise where a forward was replaced on the object itself: it would call the original's parts.
+    """Raise where a forward was set on the instance: it would call modules of the original.
 
     Args:
-        trunks: one of them inside is what makes the replaced forward matter.
+        trunks: only modules that hold one of them are checked.
     """
     wanted = {id(trunk) for trunk in trunks}
     for name, module in model.named_modules():
@@ -62,31 +61,32 @@ def refuse_replaced(model: nn.Module, trunks: Iterable[nn.Module]) -> None:
         if replaced and any(id(inner) in wanted for inner in module.modules()):
             place = f"the part {name!r} of the model" if name else "the model"
             raise ConfigError(
-                f"`{replaced[0]}` of {place} was replaced on the object, and what stands there "
+                f"`{replaced[0]}` of {place} was replaced on the object, and the replacement "
                 "calls the original, not the converted model. Write an nn.Module whose forward "
                 "calls the unchanged model and convert that, or pass inplace=True."
             )
 
 
 def _hides(module: nn.Module) -> str | None:
-    """Why the blocks inside a module could not be reached, and what to do; None if they can."""
-    kind = type(module)
-    if "_orig_mod" in module._modules and kind.__module__.startswith("torch._dynamo"):
+    """Why the blocks inside a module cannot be reached, and what to do; None if they can."""
+    cls = type(module)
+    if "_orig_mod" in module._modules and cls.__module__.startswith("torch._dynamo"):
         return (
-            "is compiled (torch.compile), and compiled code runs past converted blocks. Convert "
-            "the model itself (`_orig_mod` of the compiled one), then step it: {then}. " + _NO_NEED
+            "is compiled (torch.compile), and compiled code does not call converted blocks. "
+            "Convert the model itself (`_orig_mod` of the compiled one), then step it: {then}. "
+            + _NO_NEED
         )
     if getattr(module, "_compiled_call_impl", None) is not None or hasattr(
         vars(module).get("forward"), "_torchdynamo_orig_callable"
     ):
         return (
-            "is compiled in place (.compile()), and compiled code runs past converted blocks. "
-            "Make it anew, do not compile it, and convert the model itself, then step it: "
+            "is compiled in place (.compile()), and compiled code does not call converted blocks. "
+            "Build it again without compiling it, convert that, then step it: "
             "{then}. " + _NO_NEED
         )
-    if kind.__name__ in _PARALLEL and kind.__module__.startswith("torch."):
+    if cls.__name__ in _PARALLEL and cls.__module__.startswith("torch."):
         return (
-            f"is wrapped in {kind.__name__}, which runs copies or shards of it. Convert the model "
+            f"is wrapped in {cls.__name__}, which runs copies or shards of it. Convert the model "
             "itself (`module` of the wrapper), then step it: {then}. Give each device a model and "
             "streams of its own."
         )
@@ -99,7 +99,7 @@ def _hides(module: nn.Module) -> str | None:
 
 
 def fixed_code(model: nn.Module) -> str | None:
-    """Whether a model without known blocks holds code of torch.jit or torch.fx, and what to do."""
+    """What to pass instead of a model with torch.jit or torch.fx code inside; None without any."""
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
             return (

@@ -1,4 +1,4 @@
-"""Adapters: the only rooms that know timm, transformers and torchvision."""
+"""Adapters: the only files that know timm, transformers and torchvision."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ADAPTERS: list[Adapter] = [
 
 
 def register_adapter(adapter: Adapter) -> Adapter:
-    """Make a model family known; the latest registered is asked first and may override others."""
+    """Add a model family. The adapter registered last is tried first and may override others."""
     if not isinstance(adapter, Adapter):
         raise ConfigError(
             f"register_adapter takes an object of a subclass of eventful.Adapter, got {adapter!r}; "
@@ -39,7 +39,7 @@ def register_adapter(adapter: Adapter) -> Adapter:
 
 
 def adapters() -> tuple[Adapter, ...]:
-    """The known adapters, in the order in which they are asked."""
+    """The known adapters, in the order in which they are tried."""
     return tuple(_ADAPTERS)
 
 

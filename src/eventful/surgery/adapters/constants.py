@@ -1,8 +1,8 @@
-"""Computed once in a stream: what depends on the weights and on sizes alone.
+"""Results that depend only on the weights and on sizes, computed once per stream.
 
 Libraries resize position embeddings and build rotary tables in every forward call. In a stream
-weights and frame size stay the same, so the library's own result is kept in `Step.constant`, under
-the rules of the weight guard. Outside a stream nothing is kept.
+weights and frame size stay the same, so the library's own result is kept in `Step.constant` and
+dropped when the weights change. Outside a stream nothing is kept.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from eventful.surgery.session import Session
 
 @dataclass
 class SizedMethod:
-    """A method whose result depends on the weights and on sizes alone.
+    """A method whose result depends only on the weights and on sizes.
 
     Attributes:
-        shaped: of tensors passed to it, other than parameters, only shape, dtype and device count,
-            and not the batch. Without it a call with such a tensor is not kept.
+        shaped: of tensors passed to the method, other than parameters, only shape without batch,
+            dtype and device matter. If false, the result of a call with such a tensor is not kept.
     """
 
     module: nn.Module
@@ -47,9 +47,9 @@ class SizedMethod:
 
 @dataclass
 class ResizingMethod:
-    """A method that takes tokens, and on its way resizes positions by a function of its library.
+    """A method that takes tokens and calls a function of its library to resize positions.
 
-    In a stream the function's result is kept; all else in the method runs as it is.
+    In a stream the function's result is kept; the rest of the method runs as it is.
 
     Attributes:
         function: the function's name in the module that defines the method.
@@ -71,8 +71,8 @@ class ResizingMethod:
     def _keeping(self, original: FunctionType, step: Step) -> FunctionType:
         """The same code, calling a function that resizes once.
 
-        Replacing the name in the library, or the table in the module, would reach other threads
-        that run the same model.
+        Replacing the name in the library, or the table in the module, would change what other
+        threads see that run the same model.
         """
         resize = original.__globals__[self.function]
 
@@ -99,8 +99,8 @@ def is_own(module: nn.Module | None, method: str, library: str) -> bool:
     return getattr(found, "__module__", "").split(".")[0] == library
 
 
-def calls(method: Any, function: str) -> bool:
-    """Whether a method is plain code that calls `function` by a name of its own module."""
+def calls(method: object, function: str) -> bool:
+    """Whether a method is Python code that calls `function` by a global name of its module."""
     return (
         isinstance(method, FunctionType)
         and function in method.__code__.co_names
@@ -115,11 +115,11 @@ def _kept(step: Step, key: Hashable | None, make: Callable[[], Any]) -> Any:
 def _key(
     name: Hashable,
     own: list[Tensor | None],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     shaped: bool,
 ) -> Hashable | None:
-    """What the result of a call depends on; None if that cannot be told.
+    """What the result of a call depends on; None if that is not known.
 
     Args:
         own: tensors of the module that the call may read.
@@ -136,14 +136,14 @@ def _key(
             else:
                 return None
         else:
-            plain = _plain(value)
-            if plain is None:
+            part = _key_part(value)
+            if part is None:
                 return None
-            parts.append((label, plain))
+            parts.append((label, part))
     if not tensors:
         return None
-    kind = tensors[0].device.type
-    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    device = tensors[0].device.type
+    cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return (*parts, cast)
 
 
@@ -152,9 +152,9 @@ def _weight(tensor: Tensor) -> Hashable:
     return id(tensor), version, tensor.dtype, tensor.device
 
 
-def _plain(value: Any) -> Hashable | None:
-    """A number, a word or a sequence of them as part of a key; None for anything else."""
+def _key_part(value: object) -> Hashable | None:
+    """A number, a string or a sequence of these as part of a key; None for anything else."""
     if isinstance(value, list | tuple):  # torch.Size, too
-        parts = [_plain(entry) for entry in value]
+        parts = [_key_part(entry) for entry in value]
         return None if None in parts else tuple(parts)
     return (value,) if value is None or type(value) in (bool, int, float, str) else None

@@ -13,7 +13,15 @@ from torch import nn
 from eventful.errors import UnsupportedError
 from eventful.rules.spec import BlockSpec
 from eventful.rules.step import Step
-from eventful.surgery.adapter import Adapter, BlockCall, Mismatch, is_class, refuse
+from eventful.surgery.adapter import (
+    Adapter,
+    BlockCall,
+    Foreign,
+    Method,
+    Mismatch,
+    is_class,
+    refuse,
+)
 from eventful.surgery.adapters.constants import SizedMethod, is_own
 from eventful.surgery.adapters.origin import forward_of
 from eventful.surgery.session import Session
@@ -29,7 +37,7 @@ class HFAdapter(Adapter):
         trunks: class names of the trunks, by module below `transformers.models`.
         layers: where a trunk may keep its layers, dotted.
         sized: methods below a trunk whose results depend on weights and frame size alone, dotted,
-            with whether tensors passed to them tell a size alone, see `SizedMethod.shaped`.
+            with whether only the shape of tensors passed to them counts, see `SizedMethod.shaped`.
     """
 
     library = "transformers"
@@ -52,12 +60,12 @@ class HFAdapter(Adapter):
         layers = trunk.get_submodule(path)
         return [(f"{path}.{name}", block) for name, block in layers.named_children()]
 
-    def layout(self, trunk: Any, size: tuple[int, int]) -> TokenLayout:
+    def layout(self, trunk: Foreign, size: tuple[int, int]) -> TokenLayout:
         """See `Adapter`."""
         patches = _patches(trunk)
         return TokenLayout((size[0] // patches.stride[0], size[1] // patches.stride[1]))
 
-    def default_size(self, trunk: Any) -> tuple[int, int]:
+    def default_size(self, trunk: Foreign) -> tuple[int, int]:
         """See `Adapter`."""
         size = trunk.config.image_size
         return (size, size) if isinstance(size, int) else (size[0], size[1])
@@ -68,15 +76,16 @@ class HFAdapter(Adapter):
         refuse(kwargs.get("is_causal"), "is_causal")
         if kwargs.get("output_attentions") or "attentions" in captured():
             raise UnsupportedError(
-                "output_attentions=True: inside a stream attention maps are never whole. Call the "
-                "model outside the stream, or switch output_attentions off."
+                "output_attentions=True: inside a stream attention maps are not computed for all "
+                "tokens. Call the model outside the stream, or switch output_attentions off."
             )
         return BlockCall(args[0] if args else kwargs["hidden_states"])
 
     def watched(self, spec: BlockSpec, step: Step) -> bool:
-        """A layer's hooks see it, transformers' own only while hidden states are asked for.
+        """Whether a hook uses the layer's output.
 
-        The hooks that collect hidden states stay for good once they were asked for.
+        transformers installs its own hooks at the first request for hidden states and never
+        removes them, so they count only in calls that request hidden states.
         """
         hooks = spec.module._forward_hooks.values()
         if any(getattr(hook, "__module__", None) != _CAPTURING for hook in hooks):
@@ -87,9 +96,9 @@ class HFAdapter(Adapter):
         some = collected.get("_hidden_states_layers")
         return "hidden_states" in collected and (some is None or spec.index in some)
 
-    def prepare(self, trunk: Any, name: str, session: Session) -> dict[str, Any]:
+    def prepare(self, trunk: Foreign, name: str, session: Session) -> dict[str, Method]:
         """See `Adapter`."""
-        made: dict[str, Any] = {}
+        made: dict[str, Method] = {}
         for path, shaped in self.sized.items():
             owner, _, method = path.rpartition(".")
             module = find(trunk, owner)
@@ -102,13 +111,13 @@ class HFAdapter(Adapter):
 
 @dataclass
 class AnnouncedStages:
-    """A trunk's forward, telling the step which layers' outputs it will hand out.
+    """A trunk's forward, which first notes in the step the layers whose outputs it will return.
 
-    A backbone asks its encoder for the output of every layer and drops most of them, so
-    without this every layer would count as seen.
+    A backbone requests the output of every layer from its encoder and drops most of them, so
+    without this every layer would count as tapped.
     """
 
-    trunk: Any
+    trunk: Foreign
     name: str
     session: Session
 
@@ -121,12 +130,12 @@ class AnnouncedStages:
             step.taps.setdefault(self.name, set()).update(self._taps(original, args, kwargs))
         return original(self.trunk, *args, **kwargs)
 
-    def _taps(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+    def _taps(self, original: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
         if len(args) > 1:
             names = list(inspect.signature(original).parameters)[1:]
             kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
-        asked = kwargs.get("output_hidden_states")
-        if self.trunk.config.output_hidden_states if asked is None else asked:
+        wanted = kwargs.get("output_hidden_states")
+        if self.trunk.config.output_hidden_states if wanted is None else wanted:
             return set(range(self.trunk.config.num_hidden_layers))
         if not is_backbone(self.trunk):
             return set()
@@ -135,8 +144,8 @@ class AnnouncedStages:
         return {i - 1 for i, stage in enumerate(stages) if i and stage in self.trunk.out_features}
 
 
-def is_backbone(trunk: Any) -> bool:
-    """Whether the trunk hands out feature maps of named stages."""
+def is_backbone(trunk: Foreign) -> bool:
+    """Whether the trunk returns feature maps of named stages."""
     return hasattr(trunk, "stage_names") and hasattr(trunk, "out_features")
 
 
@@ -146,10 +155,10 @@ def captured() -> Mapping[str, Any]:
     return (active.get() if active is not None else None) or {}
 
 
-def find(module: nn.Module, *paths: str) -> Any:
-    """The first attribute there is among dotted `paths`, else None; versions differ in names."""
+def find(module: nn.Module, *paths: str) -> Foreign:
+    """The first of the dotted `paths` that exists, else None; names differ between versions."""
     for path in paths:
-        found: Any = module
+        found: Foreign = module
         for part in path.split("."):
             found = getattr(found, part, None)
         if found is not None:
@@ -157,8 +166,8 @@ def find(module: nn.Module, *paths: str) -> Any:
     return None
 
 
-def need(module: nn.Module, *paths: str) -> Any:
-    """As `find`, for what a block cannot do without."""
+def need(module: nn.Module, *paths: str) -> Foreign:
+    """As `find`; raises `Mismatch` if none exists."""
     found = find(module, *paths)
     if found is None:
         raise Mismatch(f"{type(module).__name__} has no {' or '.join(paths)}")
@@ -166,7 +175,7 @@ def need(module: nn.Module, *paths: str) -> Any:
 
 
 def need_own_forward(*modules: nn.Module) -> None:
-    """Refuse modules that do not compute what transformers wrote for them."""
+    """Raise for modules that do not run the forward that transformers defines for them."""
     for module in modules:
         if not forward_of(module).startswith("transformers.models."):
             raise Mismatch(f"the forward of its {type(module).__name__} was replaced")

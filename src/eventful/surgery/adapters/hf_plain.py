@@ -1,4 +1,4 @@
-"""Plain transformers of transformers: ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP and YOLOS."""
+"""Plain vision transformers of transformers: ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP and YOLOS."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from eventful.rules.spec import BlockSpec, linear_cost
 from eventful.rules.step import Step
-from eventful.surgery.adapter import BlockCall
-from eventful.surgery.adapters.constants import SizedMethod
+from eventful.surgery.adapter import BlockCall, Foreign, Method
 from eventful.surgery.adapters.hf_base import HFAdapter, find, need, need_own_forward
 from eventful.surgery.session import Session
 from eventful.tokens.layout import TokenLayout
@@ -52,7 +51,9 @@ class HFPlain(HFAdapter):
         )
         prefix, _ = _special(trunk)
 
-        def qkv(x: Tensor, index: Tensor, positions: Any) -> tuple[Tensor, Tensor, Tensor]:
+        def qkv(
+            x: Tensor, index: Tensor, positions: Rotary | None
+        ) -> tuple[Tensor, Tensor, Tensor]:
             q, k = query(x), key(x)
             if positions is not None:
                 q, k = (positions.rotate(part, index, prefix) for part in (q, k))
@@ -74,7 +75,7 @@ class HFPlain(HFAdapter):
             mlp_cost=linear_cost(feed),
         )
 
-    def layout(self, trunk: Any, size: tuple[int, int]) -> TokenLayout:
+    def layout(self, trunk: Foreign, size: tuple[int, int]) -> TokenLayout:
         """See `Adapter`."""
         prefix, suffix = _special(trunk)
         return replace(super().layout(trunk, size), prefix=prefix, suffix=suffix)
@@ -97,7 +98,7 @@ class HFDinov3(HFPlain):
             call, positions=positions if isinstance(positions, Rotary) else Rotary(positions)
         )
 
-    def prepare(self, trunk: Any, name: str, session: Session) -> dict[str, Any]:
+    def prepare(self, trunk: Foreign, name: str, session: Session) -> dict[str, Method]:
         """See `Adapter`."""
         made = super().prepare(trunk, name, session)
         tables = made.get("rope_embeddings.forward")
@@ -106,10 +107,10 @@ class HFDinov3(HFPlain):
 
 
 class Rotary(tuple[Tensor, Tensor]):
-    """(cos, sin) of the patches, each (P, d), that remembers the rows last asked for.
+    """(cos, sin) of the patches, each (P, d); keeps the rows that were gathered last.
 
-    The layers of one frame share it, and with one selection per frame they all ask for
-    the same rows.
+    The layers of one frame share it, and with one selection per frame they all need the same
+    rows.
     """
 
     _last: tuple[Tensor, Tensor, Tensor] | None = None
@@ -117,7 +118,7 @@ class Rotary(tuple[Tensor, Tensor]):
     def rotate(self, tokens: Tensor, index: Tensor, prefix: int) -> Tensor:
         """Rotate the heads of q or k (B, M, H*d) of the tokens at `index` (B, M).
 
-        The first `prefix` tokens of the sequence are no patches and are not rotated.
+        The first `prefix` tokens of the sequence are special tokens and are not rotated.
         """
         if self._last is None or self._last[0] is not index:
             cos, sin = (
@@ -135,12 +136,12 @@ class SharedRotary:
     """DINOv3's rotary embedding, giving the layers of one frame a shared `Rotary` in a stream.
 
     Attributes:
-        tables: computes them once; None for the module's own forward.
+        tables: computes the tables once; None for the module's own forward.
     """
 
     module: nn.Module
     session: Session
-    tables: SizedMethod | None
+    tables: Method | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """The tables of (cos, sin)."""
@@ -159,7 +160,7 @@ class HFYolos(HFPlain):
         "encoder.interpolation.forward": False,
     }
 
-    def prepare(self, trunk: Any, name: str, session: Session) -> dict[str, Any]:
+    def prepare(self, trunk: Foreign, name: str, session: Session) -> dict[str, Method]:
         """See `Adapter`."""
         made = super().prepare(trunk, name, session)
         if trunk.config.use_mid_position_embeddings:
@@ -171,16 +172,16 @@ class HFYolos(HFPlain):
 
 @dataclass
 class PositionsBetween:
-    """YOLOS' position embeddings between layers, of the tokens that are under way in a stream.
+    """YOLOS' position embeddings between layers; in a stream, those of the selected tokens.
 
     Attributes:
-        tables: computes them once; None for the module's own forward.
+        tables: computes the tables once; None for the module's own forward.
     """
 
     module: nn.Module
     trunk: str
     session: Session
-    tables: SizedMethod | None
+    tables: Method | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The position embeddings, to be indexed by layer."""
@@ -192,7 +193,7 @@ class PositionsBetween:
 
 @dataclass
 class SelectedPositions:
-    """What YOLOS' encoder indexes by layer, after that layer has run.
+    """The position embeddings that YOLOS' encoder indexes by layer, after that layer has run.
 
     Attributes:
         tables: (L - 1, 1, N, D), added after each layer but the last.
@@ -204,7 +205,8 @@ class SelectedPositions:
 
     def __getitem__(self, layer: int) -> Tensor:
         rows = self.tables[layer]
-        # Counted whole even where only some rows are added: a record knows one N per addition.
+        # Counted for all N tokens even where only some rows are added: a record has one N per
+        # addition.
         self.step.record.positions[f"{self.trunk} after {layer}"] = (rows.shape[1], rows.shape[2])
         if self.trunk in self.step.compact:
             chosen = self.step.selections[self.trunk]
@@ -212,7 +214,7 @@ class SelectedPositions:
         return rows
 
 
-def _special(trunk: Any) -> tuple[int, int]:
+def _special(trunk: Foreign) -> tuple[int, int]:
     """Special tokens before and after the patches."""
 
     def count(name: str) -> int:

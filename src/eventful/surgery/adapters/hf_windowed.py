@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from eventful.rules.relative import linear_tables
 from eventful.rules.spec import BlockSpec, linear_cost
-from eventful.surgery.adapter import BlockCall, Mismatch
+from eventful.surgery.adapter import BlockCall, Method, Mismatch, packed_qkv
 from eventful.surgery.adapters.hf_base import (
     AnnouncedStages,
     HFAdapter,
@@ -48,7 +48,7 @@ class HFVitDet(HFAdapter):
             return (tokens,)
         return (tokens.transpose(1, 2).unflatten(2, layout.grid),)
 
-    def prepare(self, trunk: nn.Module, name: str, session: Session) -> dict[str, Any]:
+    def prepare(self, trunk: nn.Module, name: str, session: Session) -> dict[str, Method]:
         """See `Adapter`."""
         announced = AnnouncedStages(trunk, name, session)
         return {**super().prepare(trunk, name, session), "forward": announced}
@@ -85,10 +85,6 @@ def _spec(block: nn.Module) -> BlockSpec:
     side = need(block, "window_size")
     heads = need(attention, "num_attention_heads", "num_heads")
 
-    def qkv(x: Tensor, index: Tensor, positions: Any) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = attention.qkv(x).chunk(3, dim=-1)
-        return q, k, v
-
     return BlockSpec(
         module=block,
         dim=project.out_features,
@@ -96,7 +92,7 @@ def _spec(block: nn.Module) -> BlockSpec:
         head_dim=project.in_features // heads,
         scale=attention.scale,
         norm1=norm1,
-        qkv=qkv,
+        qkv=packed_qkv(attention.qkv),
         project=project,
         norm2=norm2,
         mlp=mlp,

@@ -1,7 +1,8 @@
-"""timm's Eva: eva*, eva02*, *_dinov3*, vit_*_rope_*, vit_pe_* and their kin."""
+"""timm's Eva: eva*, eva02*, *_dinov3*, vit_*_rope_*, vit_pe_* and similar."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,16 +11,17 @@ from torch.nn import functional as F
 
 from eventful.cost.counting import LinearCost
 from eventful.rules.spec import BlockSpec, TokenMap, linear_cost
-from eventful.surgery.adapter import BlockCall, Mismatch, is_class
-from eventful.surgery.adapters.origin import forward_of
-from eventful.surgery.adapters.timm_trunk import TimmTrunk
+from eventful.surgery.adapter import BlockCall, Foreign, is_class
+from eventful.surgery.adapters.origin import forward_of, known_attention
+from eventful.surgery.adapters.timm_trunk import TimmTrunk, timm_spec
 
 _PATH = "timm.models.eva"
+_BLOCKS = (f"{_PATH}.EvaBlock", f"{_PATH}.EvaBlockPostNorm")
 _ATTENTION = (f"{_PATH}.EvaAttention", "timm.layers.attention.AttentionRope")
 
 
 class TimmEva(TimmTrunk):
-    """Global attention with rotary position, beside an absolute one or not."""
+    """Global attention with rotary position, with or without absolute position."""
 
     name = "timm Eva"
 
@@ -27,40 +29,27 @@ class TimmEva(TimmTrunk):
         """See `Adapter`."""
         return is_class(module, _PATH, "Eva") and module.pos_embed is not None
 
-    def spec(self, trunk: nn.Module, block: Any) -> BlockSpec:
+    def spec(self, trunk: nn.Module, block: Foreign) -> BlockSpec:
         """See `Adapter`."""
-        origin = forward_of(block)
-        if origin not in (f"{_PATH}.EvaBlock", f"{_PATH}.EvaBlockPostNorm"):
-            raise Mismatch("its forward is not that of timm's EvaBlock: attention, then MLP")
-        attention = block.attn
-        if forward_of(attention) not in _ATTENTION:
-            raise Mismatch(f"its {type(attention).__name__} is not timm's plain softmax attention")
-        if getattr(attention, "gate", None) is not None:
-            raise Mismatch("its attention output is gated by the block's input")
+        attention = known_attention(block, _BLOCKS, _ATTENTION)
 
         def project(o: Tensor) -> Tensor:
             return attention.proj(attention.norm(o))
 
         before: tuple[TokenMap, TokenMap] = (block.norm1, block.norm2)
         after: tuple[TokenMap, TokenMap] = (nn.Identity(), nn.Identity())
-        if origin == f"{_PATH}.EvaBlockPostNorm":
+        if forward_of(block) == f"{_PATH}.EvaBlockPostNorm":
             before, after = after, before
         else:
             after = (lambda x: _scaled(block.gamma_1, x), lambda x: _scaled(block.gamma_2, x))
-        return BlockSpec(
-            module=block,
-            dim=attention.proj.out_features,
-            heads=attention.num_heads,
-            head_dim=attention.head_dim,
-            scale=attention.scale,
+        return replace(
+            timm_spec(block, attention),
             norm1=before[0],
             qkv=lambda x, index, rope: _qkv(attention, x, index, rope),
             project=lambda o: after[0](project(o)),
             norm2=before[1],
             mlp=lambda y: after[1](block.mlp(y)),
             qkv_cost=_qkv_cost(attention),
-            project_cost=linear_cost(attention.proj),
-            mlp_cost=linear_cost(block.mlp),
         )
 
     def read(self, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
@@ -71,7 +60,7 @@ class TimmEva(TimmTrunk):
 
 
 class TimmEvaRotary(TimmEva):
-    """Eva models that know positions from rotation alone, such as DINOv3."""
+    """Eva models with rotary position only, such as DINOv3."""
 
     name = "timm Eva without position embedding"
     adds_positions = False
@@ -86,7 +75,7 @@ def _scaled(gamma: Tensor | None, x: Tensor) -> Tensor:
 
 
 def _qkv(
-    attention: Any, x: Tensor, index: Tensor, rope: Tensor | None
+    attention: Foreign, x: Tensor, index: Tensor, rope: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     heads = attention.num_heads
     key_heads = getattr(attention, "num_kv_heads", heads)
@@ -101,7 +90,7 @@ def _qkv(
     return q.flatten(2), k, v
 
 
-def _project(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _project(attention: Foreign, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if attention.qkv is None:
         return attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)
     if getattr(attention, "q_bias", None) is None:
@@ -116,7 +105,7 @@ def _project(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _qkv_cost(attention: Any) -> LinearCost:
+def _qkv_cost(attention: Foreign) -> LinearCost:
     if attention.qkv is None:
         return linear_cost(attention.q_proj, attention.k_proj, attention.v_proj)
     cost = linear_cost(attention.qkv)
@@ -126,7 +115,7 @@ def _qkv_cost(attention: Any) -> LinearCost:
 
 
 def _rotate(
-    attention: Any, parts: tuple[Tensor, ...], index: Tensor, rope: Tensor
+    attention: Foreign, parts: tuple[Tensor, ...], index: Tensor, rope: Tensor
 ) -> tuple[Tensor, ...]:
     """Rotate (B, M, H, d) by the rows of the tokens at `index`; special tokens stay as they are.
 

@@ -1,17 +1,18 @@
-"""timm's VisionTransformerSAM: samvit_*, windowed blocks with some global ones between."""
+"""timm's VisionTransformerSAM: samvit_*, most blocks windowed, some global."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from eventful.rules.relative import linear_tables
-from eventful.rules.spec import BlockSpec, linear_cost
-from eventful.surgery.adapter import BlockCall, Mismatch, is_class, per_head
-from eventful.surgery.adapters.origin import forward_of
-from eventful.surgery.adapters.timm_trunk import TimmTrunk
+from eventful.rules.spec import BlockSpec
+from eventful.surgery.adapter import BlockCall, Foreign, Mismatch, is_class
+from eventful.surgery.adapters.origin import known_attention
+from eventful.surgery.adapters.timm_trunk import TimmTrunk, timm_spec
 from eventful.tokens.layout import TokenLayout
 
 _PATH = "timm.models.vision_transformer_sam"
@@ -30,35 +31,15 @@ class TimmSAM(TimmTrunk):
         """See `Adapter`."""
         return is_class(module, _PATH, "VisionTransformerSAM")
 
-    def spec(self, trunk: nn.Module, block: Any) -> BlockSpec:
+    def spec(self, trunk: nn.Module, block: Foreign) -> BlockSpec:
         """See `Adapter`."""
-        if forward_of(block) != f"{_PATH}.Block":
-            raise Mismatch("its forward is not that of timm's SAM block")
-        attention = block.attn
-        if forward_of(attention) != f"{_PATH}.Attention":
-            raise Mismatch(f"its {type(attention).__name__} is not timm's SAM attention")
+        attention = known_attention(block, [f"{_PATH}.Block"], [f"{_PATH}.Attention"])
         if attention.rope is not None:
-            raise Mismatch("its rotary position is that of a place in a window, padding included")
-        heads = attention.num_heads
-
-        def qkv(x: Tensor, index: Tensor, positions: Any) -> tuple[Tensor, Tensor, Tensor]:
-            q, k, v = attention.qkv(x).chunk(3, dim=-1)
-            return per_head(attention.q_norm, q, heads), per_head(attention.k_norm, k, heads), v
-
-        return BlockSpec(
-            module=block,
-            dim=attention.proj.out_features,
-            heads=heads,
-            head_dim=attention.head_dim,
-            scale=attention.scale,
-            norm1=block.norm1,
-            qkv=qkv,
+            raise Mismatch("its rotary position depends on the place in a window, with padding")
+        return replace(
+            timm_spec(block, attention),
             project=lambda o: block.ls1(attention.proj(o)),
-            norm2=block.norm2,
             mlp=lambda y: block.ls2(block.mlp(y)),
-            qkv_cost=linear_cost(attention.qkv),
-            project_cost=linear_cost(attention.proj),
-            mlp_cost=linear_cost(block.mlp),
             window=(block.window_size, block.window_size) if block.window_size else None,
             relative=partial(linear_tables, attention) if attention.use_rel_pos else None,
         )

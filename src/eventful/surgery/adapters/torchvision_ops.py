@@ -1,4 +1,4 @@
-"""torchvision's compiled operators, where they load."""
+"""torchvision's compiled operators, if they load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eventful.surgery.libraries import TorchvisionMismatchWarning, load, repair_
 
 @lru_cache(maxsize=1)
 def compiled_ops() -> ModuleType | None:
-    """`torchvision.ops` with its NMS and RoIAlign, or None: the caller has a way without."""
+    """`torchvision.ops` with its NMS and RoIAlign; None if they do not load."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TorchvisionMismatchWarning)
         return load("torchvision.ops") if repair_torchvision() == "ok" else None

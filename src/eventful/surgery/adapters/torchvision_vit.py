@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eventful.cost.counting import LinearCost
 from eventful.rules.spec import BlockSpec, linear_cost
-from eventful.surgery.adapter import Adapter, Mismatch, is_class
+from eventful.surgery.adapter import Adapter, Foreign, Mismatch, is_class, packed_qkv
 from eventful.surgery.adapters.origin import forward_of
 from eventful.tokens.layout import TokenLayout
 
@@ -28,12 +27,12 @@ class TorchvisionViT(Adapter):
         """See `Adapter`."""
         return is_class(module, _PATH, "VisionTransformer")
 
-    def blocks(self, trunk: Any) -> Sequence[tuple[str, nn.Module]]:
+    def blocks(self, trunk: Foreign) -> Sequence[tuple[str, nn.Module]]:
         """See `Adapter`."""
         layers = trunk.encoder.layers.named_children()
         return [(f"encoder.layers.{name}", block) for name, block in layers]
 
-    def spec(self, trunk: nn.Module, block: Any) -> BlockSpec:
+    def spec(self, trunk: nn.Module, block: Foreign) -> BlockSpec:
         """See `Adapter`."""
         if forward_of(block) != f"{_PATH}.EncoderBlock":
             raise Mismatch("its forward is not that of torchvision's EncoderBlock")
@@ -42,14 +41,12 @@ class TorchvisionViT(Adapter):
             raise Mismatch(f"its {type(attention).__name__} is not torch's MultiheadAttention")
         weight, bias = attention.in_proj_weight, attention.in_proj_bias
         if weight is None:
-            raise Mismatch("its keys or values have a width of their own")
+            raise Mismatch("its keys or values are not as wide as its tokens")
         if attention.bias_k is not None or attention.add_zero_attn:
             raise Mismatch("its attention has keys that belong to no token")
 
-        def qkv(x: Tensor, index: Tensor, positions: Any) -> tuple[Tensor, Tensor, Tensor]:
-            packed = F.linear(x, attention.in_proj_weight, attention.in_proj_bias)
-            q, k, v = packed.chunk(3, dim=-1)
-            return q, k, v
+        def packed(x: Tensor) -> Tensor:
+            return F.linear(x, attention.in_proj_weight, attention.in_proj_bias)
 
         return BlockSpec(
             module=block,
@@ -58,7 +55,7 @@ class TorchvisionViT(Adapter):
             head_dim=attention.head_dim,
             scale=attention.head_dim**-0.5,
             norm1=block.ln_1,
-            qkv=qkv,
+            qkv=packed_qkv(packed),
             project=attention.out_proj,
             norm2=block.ln_2,
             mlp=block.mlp,
@@ -67,11 +64,11 @@ class TorchvisionViT(Adapter):
             mlp_cost=linear_cost(block.mlp),
         )
 
-    def layout(self, trunk: Any, size: tuple[int, int]) -> TokenLayout:
+    def layout(self, trunk: Foreign, size: tuple[int, int]) -> TokenLayout:
         """See `Adapter`."""
         height, width = (side // trunk.patch_size for side in size)
         return TokenLayout((height, width), prefix=1)
 
-    def default_size(self, trunk: Any) -> tuple[int, int]:
+    def default_size(self, trunk: Foreign) -> tuple[int, int]:
         """See `Adapter`."""
         return trunk.image_size, trunk.image_size
