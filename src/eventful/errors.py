@@ -1,4 +1,4 @@
-"""Every exception the library raises on purpose. Each message says what to do next."""
+"""Every exception type of the library. Each message says what to do next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class EventfulError(Exception):
 
 
 class ConfigError(EventfulError, ValueError):
-    """A configuration or policy that makes no sense."""
+    """A configuration, policy or argument that is not valid."""
 
 
 class NoMatchError(EventfulError):
@@ -18,23 +18,23 @@ class NoMatchError(EventfulError):
 
 
 class UnsupportedError(EventfulError):
-    """A request that has no meaning, or no implementation, inside a stream."""
+    """A call or option that is not supported inside a stream."""
 
 
 class FrameError(EventfulError, ValueError):
-    """A frame that does not fit the stream: other size, dtype, device or batch."""
+    """A frame that does not fit the stream: another size, dtype, device or batch."""
 
 
 class NonFiniteError(FrameError):
-    """NaN or Inf in a frame, or arising from one.
+    """NaN or Inf in a frame, or computed from one.
 
-    Nothing of a bad frame is remembered. Where NaN arises inside the model on a GPU, the next frame
+    Nothing of a bad frame is kept. Where NaN arises inside the model on a GPU, the next frame
     recomputes everything.
 
     Attributes:
-        rows: which frames of the call, where that is known.
-        streams: of a batch, the names of the streams that were left as they were.
-        good: of a batch, the names of the streams that were stepped all the same.
+        rows: indices of the bad frames in the call, where known.
+        streams: in a batch, names of the streams that were not stepped.
+        good: in a batch, names of the streams that were stepped.
         result: what the model returned for `good`, in that order; None if none was stepped.
     """
 
@@ -52,23 +52,23 @@ class NonFiniteError(FrameError):
 
 
 class WeightsChangedError(EventfulError):
-    """The model's weights changed while a stream holds results of the old ones."""
+    """The model changed while a stream holds results computed before the change."""
 
 
 class ConcurrentUseError(EventfulError):
-    """One stream stepped from two threads at once."""
+    """One stream was stepped by two threads at the same time."""
 
 
 class StreamClosedError(EventfulError):
-    """A stream used after `close`."""
+    """A stream was used after `close`."""
 
 
 class GradientError(EventfulError):
-    """Gradients were asked for through a stream."""
+    """Gradients were requested through a stream."""
 
 
 class TrainingModeError(EventfulError):
-    """The model is in training mode, where dropout would be remembered."""
+    """The model is in training mode, and a stream would keep one draw of dropout."""
 
 
 class SnapshotError(EventfulError):
@@ -88,7 +88,7 @@ class CheckpointError(EventfulError):
 
 
 class ParityError(EventfulError):
-    """A contender does not compute what the dense model does; its times would mean nothing."""
+    """A measured model does not give the dense model's result, so its times are not reported."""
 
 
 class MissingDependencyError(EventfulError, ImportError):
@@ -104,20 +104,20 @@ class DataError(EventfulError):
 
 
 class MissingFileError(DataError, FileNotFoundError):
-    """A file or folder that a dataset needs or names is not there."""
+    """A file or folder that a dataset needs does not exist."""
 
 
 class MalformedDataError(DataError, ValueError):
-    """A line, field or value of an annotation file that is not what the layout says."""
+    """A line, field or value of an annotation file that its format does not allow."""
 
 
 class DamagedMediaError(DataError):
-    """An image or video that is there and cannot be decoded."""
+    """An image or video that exists and cannot be decoded."""
 
 
 class RunError(EventfulError):
-    """A folder of results that belongs to another run, or lacks what is asked of it."""
+    """A folder of results that belongs to another run, or lacks results that are needed."""
 
 
 class WorkerError(EventfulError):
-    """A process that was working on part of the data came to an unexpected end."""
+    """A worker process ended unexpectedly."""
