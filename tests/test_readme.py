@@ -1,11 +1,30 @@
-"""The README's lines run as they stand, on smaller frames."""
+"""The README's lines run as they stand, on smaller frames; links and words of the documentation."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-README = Path(__file__).parent.parent / "README.md"
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = sorted([README, *ROOT.glob("docs/**/*.md")])
+
+# Words of ours, or figures of speech, that a reader cannot look up.
+UNUSUAL = (
+    "house",
+    "floors?(?!\\()",
+    "rooms?",
+    "doors?",
+    "wings?",
+    "census",
+    "lodged?",
+    "tenan(?:ts?|cy)",
+    "residences?",
+    "dials?",
+    "told",
+)
 
 
 def test_the_ten_lines_run(capsys):
@@ -15,8 +34,30 @@ def test_the_ten_lines_run(capsys):
     assert capsys.readouterr().out.count("of the operations") == 8
 
 
-def test_links_lead_somewhere():
-    for page in (README, *README.parent.glob("docs/**/*.md")):
-        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            if not link.startswith("http"):
-                assert (page.parent / link).exists(), f"{page.name}: {link}"
+def anchors(page: Path) -> set[str]:
+    """What `#...` may follow a link to a page: its headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {word.replace(" ", "-") for word in words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if not link.startswith("http"):
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_words_are_usual(page):
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    assert re.findall(rf"\b(?:{'|'.join(UNUSUAL)})\b.*", prose, re.IGNORECASE) == []
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs" / "index.md").read_text()
+    pages = [page.name for page in ROOT.glob("docs/*.md") if page.name != "index.md"]
+    assert [name for name in pages if f"({name})" not in index] == []
