@@ -70,7 +70,7 @@ def install() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds torchvision where the other finders do, and adds the repair to its loader."""
+    """Finds torchvision by the finders that follow, and adds the repair to its loader."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -78,7 +78,8 @@ class _Finder(MetaPathFinder):
         """See `importlib`."""
         if name != "torchvision":
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
+        # Only those that follow: two finders that call each other would never end.
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
         specs = (finder.find_spec(name, path, target) for finder in others)
         spec = next((found for found in specs if found is not None), None)
         if spec is not None and spec.loader is not None:
