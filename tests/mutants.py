@@ -47,37 +47,37 @@ MUTANTS = (
     ),
     Mutant(
         "the width of a threshold ignores the last report",
-        "engine/residence.py",
-        "guess = tokens * _FIRST_SHARE if last is None else last * _MARGIN",
-        "guess = tokens * _FIRST_SHARE",
+        "engine/device.py",
+        "guess = share if counts is None else counts.passed * _MARGIN",
+        "guess = share",
         ("tests/test_residence.py", "tests/test_matrix.py"),
     ),
     Mutant(
         "what a device need not wait for is not looked at",
         "engine/runner.py",
-        "            census = self._check_late(rows, settings=not ran) or census\n",
+        "            census = self._check_late(rows, settings=not done.ran_model) or census\n",
         "            pass\n",
         ("tests/test_residence.py", "tests/test_matrix.py"),
     ),
     Mutant(
         "recordings and constants are kept after a change of weights",
-        "engine/residence.py",
-        "            self.constants.clear()\n            self._drop_works()\n",
+        "engine/store.py",
+        "            self.constants.clear()\n            self._drop_shapes()\n",
         "",
         ("tests/test_residence.py", "tests/test_positions.py"),
     ),
     Mutant(
         "an unsound output is never reported",
-        "engine/tenancy.py",
-        "            if slot in state.rows and told[1] and not sound\n",
-        "            if False and slot in state.rows and told[1] and not sound\n",
+        "engine/device.py",
+        "            if slot in state.rows and row[1] and not sound\n",
+        "            if False and slot in state.rows and row[1] and not sound\n",
         ("tests/test_residence.py", "tests/test_matrix.py"),
     ),
     Mutant(
         "what a stream that left reported is taken for its successor's",
-        "engine/tenancy.py",
-        "        for ticket in (*self._pending, *self._before):\n",
-        "        for ticket in ():\n",
+        "engine/device.py",
+        "        for flight in (*self._pending, *self._before):\n",
+        "        for flight in ():\n",
         ("tests/test_residence.py", "tests/test_matrix.py"),
     ),
     Mutant(
@@ -96,10 +96,12 @@ MUTANTS = (
     ),
     Mutant(
         "a dense step reports every token as wanted",
-        "rules/resident.py",
-        "        selection = _everything(step, current, wanted, leading=leading)\n",
-        "        selection = _everything(step, current, wanted, leading=leading)\n"
-        "        step.resident.report[:, 0] = current.shape[1]\n",
+        "rules/gate.py",
+        "    if this.leading:\n        _take_report(this)\n    learn()\n",
+        "    if this.leading:\n"
+        "        inputs.report[:, 0] = error.shape[1] if step.flush_all else inputs.report[:, 0]\n"
+        "        _take_report(this)\n"
+        "    learn()\n",
         ("tests/test_fallback.py",),
     ),
     Mutant(
@@ -125,16 +127,16 @@ MUTANTS = (
     ),
     Mutant(
         "writes past the version counter are not looked for on a device",
-        "engine/tenancy.py",
-        "        if any([row[4] > 0 for ticket in last for row in ticket.report]):\n",
+        "engine/device.py",
+        "        if any([row[4] > 0 for flight in last for row in flight.report]):\n",
         "        if False:\n",
         ("tests/test_residence.py",),
     ),
     Mutant(
         "a closed stream keeps its slots",
-        "engine/runner.py",
-        "                self._state.give_back()\n",
-        "                pass\n",
+        "engine/device.py",
+        "        self.state.release()\n",
+        "",
         ("tests/test_lifetimes.py",),
     ),
 )

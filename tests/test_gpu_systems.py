@@ -88,9 +88,9 @@ def test_a_whole_detector_streams(preset: str, placed: bool) -> None:
         (got,) = stream(frame, *more)
         same(got, wanted)
     if preset == "fast":
-        works = [w for w in stream._tenancy.residence._works.values() if w.tape is not None]
+        works = [w for w in stream._executor.store.shapes.values() if w.recorded is not None]
         assert works
-        assert all(work.blocks is not None for work in works)
+        assert all(work.recorded.blocks is not None for work in works)
 
 
 @pytest.mark.parametrize("preset", ["fast", "exact"])
@@ -243,7 +243,7 @@ def test_a_stream_that_ends_gives_its_slot_back() -> None:
         stream = eventful.Stream(model)
         for _ in range(5):
             stream(torch.randn(1, 3, 64, 64, device="cuda"))
-        pool = stream._tenancy.residence.pool
+        pool = stream._executor.store.pool
         del stream
         gc.collect()
         assert pool.capacity == 1

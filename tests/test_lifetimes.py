@@ -11,7 +11,7 @@ import eventful
 import zoo_timm
 from clips import moving_square
 from eventful import Config, Stream, StreamBatch, TopR
-from eventful.engine.residence import MOST_WORKS
+from eventful.engine.store import MOST_SHAPES
 from eventful.errors import StreamClosedError
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -22,7 +22,7 @@ on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA
 )
 def device(request, monkeypatch):
     if request.param == "resident":
-        monkeypatch.setattr("eventful.engine.residence.DEVICES", {"cpu"})
+        monkeypatch.setattr("eventful.engine.device.DEVICES", {"cpu"})
     return "cuda" if request.param == "cuda" else "cpu"
 
 
@@ -91,7 +91,7 @@ class TestClosing:
 
 def test_few_frame_sizes_are_kept(model, device, monkeypatch):
     """The sizes used last stay, and those of streams that still live."""
-    if device == "cpu" and "cpu" not in eventful.engine.residence.DEVICES:
+    if device == "cpu" and "cpu" not in eventful.engine.device.DEVICES:
         pytest.skip("plain steps keep nothing in the model")
     living = Stream(model)
     living(frames(1, device, (40, 40))[0])
@@ -105,7 +105,7 @@ def test_few_frame_sizes_are_kept(model, device, monkeypatch):
 
 
 def test_few_recordings_are_kept(model, device):
-    if device == "cpu" and "cpu" not in eventful.engine.residence.DEVICES:
+    if device == "cpu" and "cpu" not in eventful.engine.device.DEVICES:
         pytest.skip("plain steps are not recorded")
     torch.manual_seed(7)
     wide = eventful.convert(
@@ -114,11 +114,11 @@ def test_few_recordings_are_kept(model, device):
     stream = Stream(wide)
     clip = frames(2, device, (192, 200))
     stream(clip[0])
-    for r in range(1, MOST_WORKS + 8):
+    for r in range(1, MOST_SHAPES + 8):
         stream.policy = TopR(16 * r)
         stream(clip[1])
     (home,) = wide._eventful.residences.values()
-    assert len(home._works) == MOST_WORKS
+    assert len(home.shapes) == MOST_SHAPES
 
 
 @pytest.mark.gpu

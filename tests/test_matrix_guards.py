@@ -213,7 +213,7 @@ def test_levels_come_from_every_kth_of_many_tokens(path):
             noise = kept * noise + (1 - kept) * change
             scene = cut.momentum * scene + (1 - cut.momentum) * error
         assert stream.last.flushed == [False]
-        state = stream._plain()
+        state = stream._detached()
         (level,) = [state[name] for name in state.names() if name.endswith("level")]
         assert float(level) == pytest.approx(noise, rel=1e-5), f"frame {t}"
         assert float(state["frame/scene"]) == pytest.approx(scene, rel=1e-5), f"frame {t}"

@@ -227,7 +227,7 @@ class TestSettings:
             make()
 
     def test_numbers_of_numpy_are_numbers(self):
-        assert TopFraction(np.float32(0.5)).dials(10).cap == 5
+        assert TopFraction(np.float32(0.5)).params(10).cap == 5
 
     @pytest.mark.parametrize("check", ["snyc", True, None])
     def test_check(self, converted, check):

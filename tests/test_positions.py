@@ -19,7 +19,7 @@ from clips import moving_square
 from eventful import Config, Stream, StreamBatch, TopR
 from eventful.bench.dense import Workshop, dense_paths
 from eventful.errors import WeightsChangedError
-from eventful.memory.state import StreamState
+from eventful.memory.state import RowState
 from eventful.models.blocks import at_size
 from eventful.models.vitdet import BackboneConfig, ViTDetBackbone
 from eventful.models.vivit import SpatialModel, ViViTConfig
@@ -131,7 +131,7 @@ def subject(request) -> Subject:
 @pytest.fixture(params=["plain", "resident"])
 def steps(request, monkeypatch) -> str:
     if request.param == "resident":
-        monkeypatch.setattr("eventful.engine.residence.DEVICES", {"cpu"})
+        monkeypatch.setattr("eventful.engine.device.DEVICES", {"cpu"})
     return request.param
 
 
@@ -295,7 +295,7 @@ class TestSizedMethod:
     @pytest.fixture
     def session(self):
         session = Session(Config.fast(TopR(1)))
-        session.step = Step(session.config, StreamState(1), [TopR(1)], [True], {})
+        session.step = Step(session.config, RowState(1), [TopR(1)], [True], {})
         return session
 
     @pytest.fixture
@@ -389,7 +389,7 @@ def test_batches_of_changing_size_share_the_tables(steps):
 
 def test_work_under_recording_is_not_kept(monkeypatch):
     """Its tensors hold nothing before the recording is replayed."""
-    step = Step(Config.fast(TopR(1)), StreamState(1), [TopR(1)], [True], {})
+    step = Step(Config.fast(TopR(1)), RowState(1), [TopR(1)], [True], {})
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert step.constant("table", lambda: 1) == 1

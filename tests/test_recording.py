@@ -14,7 +14,7 @@ import zoo_timm
 import zoo_transformers
 from clips import moving_square
 from eventful import Config, Stream, TopR
-from eventful.engine.graphs import Blocks, Recorded, Recorder, Replay, Unlike
+from eventful.engine.graphs import Blocks, DifferentCall, Recorder, Recording, Replay
 from eventful.rules.step import Step
 
 FAMILIES = {
@@ -44,7 +44,7 @@ def through(monkeypatch: pytest.MonkeyPatch, track: object) -> list[Step]:
         made.append(Step(*args, track=track, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr("eventful.engine.runner.Step", make)
+    monkeypatch.setattr("eventful.engine.host.Step", make)
     return made
 
 
@@ -66,7 +66,7 @@ def test_a_replay_runs_the_model_around_its_blocks(family, preset, monkeypatch) 
     order: list[str] = []
     recorder = Recorder(lambda: order.append("begin"), lambda: order.append("finish"))
     made = through(monkeypatch, recorder)
-    with pytest.raises(Recorded):
+    with pytest.raises(Recording):
         stream(second)
     assert order == ["begin", "finish"]
     through(monkeypatch, Played(recorder.blocks, made[-1]))
@@ -84,7 +84,7 @@ def test_what_a_replay_returns_is_its_own(monkeypatch) -> None:
     stream(first)
     recorder = Recorder(lambda: None, lambda: None)
     made = through(monkeypatch, recorder)
-    with pytest.raises(Recorded):
+    with pytest.raises(Recording):
         stream(second)
     left = [part for each in recorder.blocks.left.values() for part in tensors(each.output)]
     kept = [part.clone() for part in left]
@@ -111,7 +111,7 @@ def test_a_replay_reads_the_new_frame(monkeypatch) -> None:
     stream(first)
     recorder = Recorder(lambda: None, lambda: None)
     made = through(monkeypatch, recorder)
-    with pytest.raises(Recorded):
+    with pytest.raises(Recording):
         stream(second)
     tokens = recorder.blocks.places[0]
     before = tokens.clone()
@@ -125,7 +125,7 @@ def test_a_replay_reads_the_new_frame(monkeypatch) -> None:
         model(third)
     torch.testing.assert_close(tokens, seen[0])
     recorder.blocks.places[0] = tokens[:, :-1]
-    with pytest.raises(Unlike):
+    with pytest.raises(DifferentCall):
         stream(third)
 
 
@@ -138,7 +138,7 @@ def test_recorded_blocks_keep_no_stream_alive(monkeypatch) -> None:
     known = [stream]
     recorder = Recorder(known.copy, known.copy)  # as a residence's, they know the step
     made = through(monkeypatch, recorder)
-    with pytest.raises(Recorded):
+    with pytest.raises(Recording):
         stream(second)
     blocks, state = recorder.blocks, weakref.ref(made[-1].state)
     monkeypatch.undo()

@@ -29,7 +29,7 @@ from eventful import (
     TopR,
     ops,
 )
-from eventful.engine.residence import bucket
+from eventful.engine.device import bucket
 from eventful.errors import NonFiniteError, WeightsChangedError
 from eventful.memory.slots import SlotState
 from simulated import clip_of, large_vit
@@ -46,7 +46,7 @@ on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, on_cuda])])
 def device(request, monkeypatch):
-    monkeypatch.setattr("eventful.engine.residence.DEVICES", {request.param})
+    monkeypatch.setattr("eventful.engine.device.DEVICES", {request.param})
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     yield request.param
@@ -81,15 +81,15 @@ def near(got, expected, device):
 )
 def test_equals_plain_steps(entry, device, policy, options, monkeypatch):
     """Same tokens, same outputs: a threshold's bucket is never too small here."""
-    monkeypatch.setattr("eventful.engine.residence._FIRST_SHARE", 1.0)
-    monkeypatch.setattr("eventful.engine.residence._MARGIN", 100.0)
+    monkeypatch.setattr("eventful.engine.device._FIRST_SHARE", 1.0)
+    monkeypatch.setattr("eventful.engine.device._MARGIN", 100.0)
     model = eventful.convert(entry.make().to(device), Config.fast(policy, **options))
     clip = moving_square(7, entry.size, noise=0.02)
     resident = Stream(model, maps=True)
     got = outputs(entry, resident, clip, device)
     assert isinstance(resident._state, SlotState)
     with monkeypatch.context() as patch:
-        patch.setattr("eventful.engine.residence.DEVICES", set())
+        patch.setattr("eventful.engine.device.DEVICES", set())
         usual = Stream(model, maps=True)
         expected = outputs(entry, usual, clip, device)
         assert not isinstance(usual._state, SlotState)
@@ -110,14 +110,14 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("policy", [TopFraction(0.3), Threshold(0.5), NoiseThreshold()], ids=str)
 def test_other_rules_equal_plain_steps(vit, device, rule, policy, monkeypatch):
-    monkeypatch.setattr("eventful.engine.residence._FIRST_SHARE", 1.0)
-    monkeypatch.setattr("eventful.engine.residence._MARGIN", 100.0)
+    monkeypatch.setattr("eventful.engine.device._FIRST_SHARE", 1.0)
+    monkeypatch.setattr("eventful.engine.device._MARGIN", 100.0)
     model = eventful.convert(vit.make().to(device), RULES[rule](policy))
     clip = moving_square(7, vit.size, noise=0.02)
     resident = Stream(model)
     got = outputs(vit, resident, clip, device)
     assert isinstance(resident._state, SlotState)
-    monkeypatch.setattr("eventful.engine.residence.DEVICES", set())
+    monkeypatch.setattr("eventful.engine.device.DEVICES", set())
     usual = Stream(model)
     near(got, outputs(vit, usual, clip, device), device)
     assert resident.last.updated == usual.last.updated
@@ -130,7 +130,7 @@ def test_exact_stays_dense_on_its_buffers(vit, device):
     stream = Stream(model)
     for frame in moving_square(60, vit.size, noise=0.3):
         stream(frame.to(device))
-    state = stream._plain()
+    state = stream._detached()
     name = next(n for n in state.names() if n.endswith("/lse")).removesuffix("/lse")
     heads = state[f"{name}/lse"].shape[-1]
     q, k, v = (ops.split_heads(state[f"{name}/{n}"], heads) for n in ("query", "key", "value"))
@@ -149,13 +149,13 @@ def test_all_tokens_is_dense(entry, device, rule):
 
 def test_noise_follows_the_scene(vit, device, monkeypatch):
     """The level is the plain policy's; the tokens are the same wherever the bucket suffices."""
-    monkeypatch.setattr("eventful.engine.residence._FIRST_SHARE", 1.0)
-    monkeypatch.setattr("eventful.engine.residence._MARGIN", 100.0)
+    monkeypatch.setattr("eventful.engine.device._FIRST_SHARE", 1.0)
+    monkeypatch.setattr("eventful.engine.device._MARGIN", 100.0)
     model = eventful.convert(vit.make().to(device), Config.fast(NoiseThreshold(k=2)))
     clip = moving_square(8, vit.size, noise=0.1)
     masks = []
     for devices in ({device}, set()):
-        monkeypatch.setattr("eventful.engine.residence.DEVICES", devices)
+        monkeypatch.setattr("eventful.engine.device.DEVICES", devices)
         stream = Stream(model, maps=True)
         kept = []
         for frame in clip:
@@ -198,7 +198,7 @@ class TestSlots:
                 mixed[i] += outputs(vit, streams[i], [clips[i][t]], device)
         slots = {stream._state.rows[0] for stream in streams}
         assert len(slots) == 2
-        assert streams[0]._tenancy.residence is streams[1]._tenancy.residence
+        assert streams[0]._executor.store is streams[1]._executor.store
         near(mixed[0] + mixed[1], alone[0] + alone[1], device)
 
     def test_one_recording_serves_a_stream_that_left_and_rejoined(self, vit, device):
@@ -217,8 +217,8 @@ class TestSlots:
 
         for t in range(4):
             step(t, "a", "b")
-        residence = batch._tenancy.residence
-        works = dict(residence._works)
+        residence = batch._executor.store
+        works = dict(residence.shapes)
         batch.leave("b")
         step(4, "a")
         batch.join("c")
@@ -226,7 +226,7 @@ class TestSlots:
         expected["c"] = [None] * 5 + expected["c"]
         for t in range(5, 9):
             step(t, "c", "a")
-        assert {key: residence._works[key] for key in works} == works
+        assert {key: residence.shapes[key] for key in works} == works
 
     def test_memory_goes_back_to_the_pool(self, vit, device):
         model = eventful.convert(vit.make().to(device), Config.fast(TopR(5)))
@@ -300,10 +300,10 @@ class TestReports:
         stream = Stream(model)
         for frame in moving_square(4, vit.size, noise=0.3):
             stream(frame.to(device))
-        stream._settle()
-        before = stream._plain().tensors
+        stream._executor.settle()
+        before = stream._detached().tensors
         stream(torch.full((1, 3, *vit.size), torch.nan, device=device))
-        after = stream._state.move_out().tensors
+        after = stream._state.detached().tensors
         for name, tensor in before.items():
             torch.testing.assert_close(after[name], tensor, rtol=0, atol=0, equal_nan=True)
 
@@ -491,9 +491,9 @@ def test_nothing_asks_the_host(vit, device):
             stream(frame)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    works = stream._tenancy.residence._works.values()
-    assert any(work.tape is not None for work in works)
-    assert all(work.blocks is None for work in works)
+    works = stream._executor.store.shapes.values()
+    assert any(work.recorded is not None for work in works)
+    assert all(w.recorded is None or w.recorded.blocks is None for w in works)
 
 
 def test_buckets():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -101,10 +102,11 @@ def _check_fraction(name: str, value: float) -> None:
 
 
 @dataclass(frozen=True)
-class Dials:
+class SelectionParams:
     """A policy as numbers: the tokens whose error is above a level, at most a cap, pass.
 
-    Forced tokens pass on top of the cap.
+    Forced tokens pass on top of the cap. Policies that can be put into such numbers run on every
+    device without asking the host.
 
     Attributes:
         level: of the error; NaN where it follows the noise.
@@ -121,10 +123,24 @@ class Dials:
     budget: bool = False
 
 
-def dials_of(policy: Policy, tokens: int) -> Dials | None:
-    """A policy's dials for N tokens; None if it cannot be put into numbers."""
-    make = getattr(policy, "dials", None)
-    return None if make is None else make(tokens)
+def params_of(policy: Policy, tokens: int) -> SelectionParams | None:
+    """A policy's parameters for N tokens; None if its `select` must be called.
+
+    A subclass with a `select` of its own and inherited `params` is not described by them.
+    """
+    for cls in type(policy).__mro__:
+        if "params" in vars(cls):
+            found: SelectionParams | None = policy.params(tokens)  # type: ignore[attr-defined]
+            return found
+        if "dials" in vars(cls):
+            warnings.warn(
+                f"{cls.__name__}.dials is now called params.", DeprecationWarning, stacklevel=2
+            )
+            found = policy.dials(tokens)  # type: ignore[attr-defined]
+            return found
+        if "select" in vars(cls):
+            return None
+    return None
 
 
 def refresh_period(max_age: int, depth: int) -> int:
@@ -137,7 +153,7 @@ def refresh_period(max_age: int, depth: int) -> int:
 
 
 def select_above(error: Tensor, level: float | Tensor, cap: int, context: GateContext) -> Selection:
-    """The tokens that `Dials` describes; `level` may differ by stream, (B,)."""
+    """The tokens that `SelectionParams` describe; `level` may differ by stream, (B,)."""
     forced = context.forced
     if forced is None and isinstance(level, float) and level == -math.inf:
         return Selection.top(error, cap)
@@ -146,13 +162,6 @@ def select_above(error: Tensor, level: float | Tensor, cap: int, context: GateCo
     wanted, count = ops.wanted_tokens(error, levels, caps, forced)
     ranked = error if forced is None else error.masked_fill(forced, math.inf)
     return dataclasses.replace(Selection.top(ranked, count), wanted=wanted)
-
-
-def running(before: Tensor | None, now: Tensor, momentum: float) -> Tensor:
-    """Exponential average (B,) that starts with its first value; NaN before means none yet."""
-    if before is None:
-        return now
-    return torch.where(before.isnan(), now, torch.lerp(now, before, momentum))
 
 
 @dataclass(frozen=True)
@@ -177,9 +186,9 @@ class TopR:
         """See `Policy`."""
         return select_above(error, -math.inf, self.r, context)
 
-    def dials(self, tokens: int) -> Dials:
-        """See `Dials`."""
-        return Dials(-math.inf, min(self.r, tokens), budget=True)
+    def params(self, tokens: int) -> SelectionParams:
+        """See `SelectionParams`."""
+        return SelectionParams(-math.inf, min(self.r, tokens), budget=True)
 
 
 @dataclass(frozen=True)
@@ -195,12 +204,12 @@ class TopFraction:
 
     def select(self, error: Tensor, context: GateContext) -> Selection:
         """See `Policy`."""
-        return select_above(error, -math.inf, self.dials(error.shape[-1]).cap, context)
+        return select_above(error, -math.inf, self.params(error.shape[-1]).cap, context)
 
-    def dials(self, tokens: int) -> Dials:
-        """See `Dials`."""
+    def params(self, tokens: int) -> SelectionParams:
+        """See `SelectionParams`."""
         # The nudge keeps 0.29 * 100 from being 28.999...: a float's floor is not the decimal's.
-        return Dials(-math.inf, int(self.fraction * tokens + 1e-9), budget=True)
+        return SelectionParams(-math.inf, int(self.fraction * tokens + 1e-9), budget=True)
 
 
 @dataclass(frozen=True)
@@ -238,9 +247,9 @@ class Threshold:
         """See `Policy`."""
         return select_above(error, float(self.level(context)), error.shape[-1], context)
 
-    def dials(self, tokens: int) -> Dials | None:
-        """See `Dials`; thresholds by gate have none."""
-        return None if isinstance(self.h, Mapping) else Dials(float(self.h), tokens)
+    def params(self, tokens: int) -> SelectionParams | None:
+        """See `SelectionParams`; thresholds by gate have none."""
+        return None if isinstance(self.h, Mapping) else SelectionParams(float(self.h), tokens)
 
 
 _CEILING = 0.5  # share of the tokens in an eventful step, where the user names none
@@ -287,21 +296,22 @@ class NoiseThreshold:
     def select(self, error: Tensor, context: GateContext) -> Selection:
         """See `Policy`."""
         level = self._track(context)
-        return select_above(error, self.k * level, self.dials(error.shape[-1]).cap, context)
+        return select_above(error, self.k * level, self.params(error.shape[-1]).cap, context)
 
-    def dials(self, tokens: int) -> Dials:
-        """See `Dials`."""
+    def params(self, tokens: int) -> SelectionParams:
+        """See `SelectionParams`."""
         share = _CEILING if self.max_fraction is None else self.max_fraction
         noise = (self.k, self.momentum, self.inertia)
-        return Dials(math.nan, math.ceil(share * tokens), noise, self.max_fraction is not None)
+        return SelectionParams(
+            math.nan, math.ceil(share * tokens), noise, self.max_fraction is not None
+        )
 
     def _track(self, context: GateContext) -> Tensor:
         if context.change is None:
             raise ConfigError("NoiseThreshold needs the gate to measure the frame-to-frame change.")
-        before, now = context.memory.get("level"), context.change.median(dim=-1).values
-        level = running(before, now, self.momentum)
-        if before is not None:
-            level = torch.where(now > before, running(before, now, self.inertia), level)
+        now = context.change.median(dim=-1).values
+        before = context.memory.get("level", torch.full_like(now, math.nan))
+        level = ops.follow_level(before, now, *now.new_tensor([self.inertia, self.momentum]))
         context.memory["level"] = level
         return level
 
@@ -319,9 +329,9 @@ class Always:
         """See `Policy`."""
         return Selection.everything(error.shape[0], error.shape[1], error.device)
 
-    def dials(self, tokens: int) -> Dials:
-        """See `Dials`."""
-        return Dials(-math.inf, tokens, budget=True)
+    def params(self, tokens: int) -> SelectionParams:
+        """See `SelectionParams`."""
+        return SelectionParams(-math.inf, tokens, budget=True)
 
 
 _REGISTRY: dict[str, type[Any]] = {

@@ -11,24 +11,23 @@ from torch import Tensor, nn
 
 from eventful.config import checked_policy
 from eventful.engine.call import Call
+from eventful.engine.device import Check
+from eventful.engine.executor import StepResult
 from eventful.engine.frames import (
     Signature,
     batched,
     find_frame,
     refuse_attentions,
-    rows_not_finite,
 )
 from eventful.engine.identity import identity_of
-from eventful.engine.runner import Stepper
-from eventful.engine.tenancy import Check
+from eventful.engine.runner import Runner
 from eventful.errors import FrameError, NonFiniteError, StreamNameError
-from eventful.memory.slots import SlotState
 from eventful.memory.snapshot import Snapshot, read_snapshot, write_snapshot
-from eventful.memory.state import StreamState
+from eventful.memory.state import RowState
 from eventful.policies import Policy
 
 
-class Stream(Stepper):
+class Stream(Runner):
     """One video through a converted model.
 
     `stream(frame)` returns what `model(frame)` returns. A batch of B frames is B videos
@@ -79,27 +78,27 @@ class Stream(Stepper):
             streams = len(self._state) or frame.shape[0]
             fresh = len(self._state) == 0
             if fresh:
-                self._state = StreamState(streams)
+                self._executor = self._on_host(RowState(streams))
             try:
-                return self._run(range(streams), [self._policy] * streams, call)
+                return self._run(range(streams), [self._policy] * streams, call).output
             except BaseException:
                 if fresh:
-                    self._state = StreamState(0)
+                    self._executor, self._planned = self._on_host(RowState(0)), None
                 raise
 
-    def _clear(self) -> None:
-        self._state = StreamState(0)  # the next frame may have another batch, too
+    def _blank(self) -> RowState:
+        return RowState(0)  # the next frame may have another batch, too
 
     def flush(self) -> None:
         """Recompute everything at the next frame, which must be like those before."""
         with self._alone():
-            self._settle()
-            self._state.frames = [-1] * len(self._state)
+            self._executor.settle()
+            self._executor.flush(range(len(self._state)))
 
     def snapshot(self, path: str | Path | None = None) -> bytes:
         """All that shapes the next frame, as safetensors; written to `path` if given."""
         with self._alone():
-            content = Snapshot(self._plain(), [self._policy] * len(self._state), self._signature)
+            content = Snapshot(self._detached(), [self._policy] * len(self._state), self._signature)
             return write_snapshot(identity_of(self._session), content, path)
 
     @classmethod
@@ -115,7 +114,8 @@ class Stream(Stepper):
         stream = cls(model, maps=maps, check=check)
         with torch.inference_mode(False):
             content = read_snapshot(identity_of(stream._session), source)
-        stream._state, stream._signature = content.state, content.signature
+        stream._executor = stream._on_host(content.state)
+        stream._signature = content.signature
         if content.policies:
             stream._policy = content.policies[0]
         stream._weights.remember(stream._weights.check(), ran=False)
@@ -125,7 +125,7 @@ class Stream(Stepper):
 _SHOWN = 8  # names in a batch's repr
 
 
-class StreamBatch(Stepper):
+class StreamBatch(Runner):
     """Many videos in one forward pass; they join and leave at any frame.
 
     Streams that are not part of a call keep their state. On a CPU, stepping all of them, in
@@ -136,6 +136,8 @@ class StreamBatch(Stepper):
     call then raises a `NonFiniteError` with the names of the bad `streams`, the `good` ones and
     the model's `result` for those; on a GPU it returns, and the next call raises.
     """
+
+    _partial = True
 
     def __init__(
         self,
@@ -148,7 +150,6 @@ class StreamBatch(Stepper):
         super().__init__(model, maps=maps, check=check)
         self._default = checked_policy(policy) if policy is not None else self.config.policy
         self._policies: dict[str, Policy | None] = {}
-        self._left_out: list[int] = []  # frames of the running call that were not finite
 
     def __repr__(self) -> str:
         names = [repr(name) for name in self.streams]
@@ -202,10 +203,7 @@ class StreamBatch(Stepper):
     def leave(self, name: str) -> None:
         """Forget a stream."""
         with self._alone():
-            row = self._row(name)
-            if isinstance(self._state, SlotState) and self._tenancy is not None:
-                self._tenancy.forget_slot(self._state.rows[row])
-            self._state.drop_row(row)
+            self._executor.leave(self._row(name))
             del self._policies[name]
 
     def set_policy(self, name: str, policy: Policy) -> None:
@@ -217,13 +215,13 @@ class StreamBatch(Stepper):
     def flush(self, name: str) -> None:
         """Recompute everything of one stream at its next frame."""
         with self._alone():
-            self._settle()
-            self._state.frames[self._row(name)] = -1
+            self._executor.settle()
+            self._executor.flush([self._row(name)])
 
     def snapshot(self, name: str, path: str | Path | None = None) -> bytes:
         """One stream's snapshot; `Stream.load` and `join` take it."""
         with self._alone():
-            part = self._plain().take([self._row(name)])
+            part = self._detached().take([self._row(name)])
             content = Snapshot(part, [self._policies[name]], batched(self._signature, 1))
             return write_snapshot(identity_of(self._session), content, path)
 
@@ -241,7 +239,6 @@ class StreamBatch(Stepper):
         with self._alone():
             frames = find_frame(self.model, args, kwargs)
             self._judge(method, frames)
-            self._left_out = []
             names = self.streams if streams is None else _checked_names(streams)
             if not names:
                 raise FrameError(
@@ -259,51 +256,12 @@ class StreamBatch(Stepper):
             rows = [self._row(name) for name in names]
             policies = [self._policies[name] for name in names]
             try:
-                result = self._run(rows, policies, call)
+                done = self._run(rows, policies, call)
             except NonFiniteError as error:
-                raise self._named(error, names) from None
-            if self._left_out:
-                raise self._partial(names, result)
-            return result
-
-    def _named(self, error: NonFiniteError, names: tuple[str, ...]) -> NonFiniteError:
-        """The error of a step that did not happen, with the names of the streams at fault."""
-        if not error.rows or error.streams:
-            return error
-        stepped = [row for row in range(len(names)) if row not in self._left_out]
-        rows = tuple(sorted([*self._left_out, *(stepped[row] for row in error.rows)]))
-        bad = tuple(names[row] for row in rows)
-        return NonFiniteError(f"{error} In the batch: {_listed(bad)}.", rows=rows, streams=bad)
-
-    def _partial(self, names: tuple[str, ...], result: Any) -> NonFiniteError:
-        """The error of a step that left some streams out."""
-        bad = tuple(names[row] for row in self._left_out)
-        return NonFiniteError(
-            f"The frame of {_listed(bad)} contains NaN or Inf. It was not used, and what is "
-            "remembered of it is as it was. The other streams were stepped: what the model "
-            "returned for error.good is in error.result. Go on with the next frames.",
-            rows=tuple(self._left_out),
-            streams=bad,
-            good=tuple(name for name in names if name not in bad),
-            result=result,
-        )
-
-    def _usable(
-        self, rows: Sequence[int], policies: list[Policy], call: Call
-    ) -> tuple[Sequence[int], list[Policy], Call]:
-        """The streams whose frames are finite; the others keep their state."""
-        bad = rows_not_finite(call.frame)
-        if not bad:
-            return rows, policies, call
-        if len(bad) == len(rows) or not call.plain:  # other arguments may belong to the frames
-            return super()._usable(rows, policies, call)
-        self._left_out = list(bad)
-        good = [place for place in range(len(rows)) if place not in bad]
-        return (
-            [rows[place] for place in good],
-            [policies[place] for place in good],
-            call.on(call.frame[good]),
-        )
+                raise _with_names(error, names) from None
+            if done.left_out:
+                raise _left_out(done, names)
+            return done.output
 
     def _row(self, name: str) -> int:
         try:
@@ -341,6 +299,28 @@ def _checked_names(streams: Any) -> tuple[str, ...]:
     if not isinstance(streams, Iterable) or not all(isinstance(name, str) for name in names):
         raise StreamNameError(f"streams is a sequence of names, e.g. ['a', 'b']; got {streams!r}.")
     return names
+
+
+def _with_names(error: NonFiniteError, names: tuple[str, ...]) -> NonFiniteError:
+    """The error of a step that did not happen, with the names of the streams at fault."""
+    if not error.rows or error.streams:
+        return error
+    bad = tuple(names[row] for row in error.rows)
+    return NonFiniteError(f"{error} In the batch: {_listed(bad)}.", rows=error.rows, streams=bad)
+
+
+def _left_out(done: StepResult, names: tuple[str, ...]) -> NonFiniteError:
+    """The error of a step that left some streams out."""
+    bad = tuple(names[row] for row in done.left_out)
+    return NonFiniteError(
+        f"The frame of {_listed(bad)} contains NaN or Inf. It was not used, and what is "
+        "remembered of it is as it was. The other streams were stepped: what the model "
+        "returned for error.good is in error.result. Go on with the next frames.",
+        rows=tuple(done.left_out),
+        streams=bad,
+        good=tuple(name for name in names if name not in bad),
+        result=done.output,
+    )
 
 
 def _listed(names: tuple[str, ...]) -> str:

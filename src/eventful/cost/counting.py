@@ -193,6 +193,7 @@ class BlockWork:
         mlp: tokens let through by the MLP gate.
         windows: windows computed; None is all of them.
         rebased: query rows that `exact` recomputed for precision.
+        waiting: rows that it recomputes in later steps; they cost nothing now.
         flush: everything was computed; the other fields do not matter.
     """
 
@@ -202,6 +203,7 @@ class BlockWork:
     mlp: int
     windows: int | None = None
     rebased: int = 0
+    waiting: int = 0
     flush: bool = False
 
     @classmethod

@@ -41,25 +41,25 @@ class Call:
         return Call(self.model, self.method, args, named, frame)
 
     @property
-    def plain(self) -> bool:
-        """Whether all arguments but the frame are plain values, which a recorded call repeats."""
+    def repeatable(self) -> bool:
+        """Whether a recorded call repeats it: all arguments but the frame are simple values."""
         if not self.kwargs and len(self.args) == 1 and self.args[0] is self.frame:
             return True  # as most calls are
         values = (*self.args, *self.kwargs.values())
-        return all(value is self.frame or _plain(value) for value in values)
+        return all(value is self.frame or _is_simple(value) for value in values)
 
     def key(self) -> Hashable:
-        """What calls share that do the same work on their frames; of plain calls, all of it."""
+        """What calls share that do the same work on their frames; of repeatable calls, all."""
         if not self.kwargs and len(self.args) == 1 and self.args[0] is self.frame:
             return self.method
         rest: list[Any] = [self.method]
         for name, value in (*enumerate(self.args), *sorted(self.kwargs.items())):
-            kind = "frame" if value is self.frame else type(value).__name__
-            rest.append((name, kind, repr(value) if _plain(value) else None))
+            what = "frame" if value is self.frame else type(value).__name__
+            rest.append((name, what, repr(value) if _is_simple(value) else None))
         return tuple(rest)
 
 
-def _plain(value: Any) -> bool:
+def _is_simple(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return all(_plain(entry) for entry in value)
+        return all(_is_simple(entry) for entry in value)
     return value is None or isinstance(value, bool | int | float | str)

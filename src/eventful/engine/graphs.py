@@ -23,7 +23,7 @@ from eventful.rules.step import Arguments, RunBlock, Step
 from eventful.tokens.selection import Selection
 
 
-class Tape:
+class GraphPair:
     """Two CUDA graphs, recorded one after the other on a stream aside.
 
     Attributes:
@@ -77,11 +77,24 @@ class Tape:
         graph.capture_end()
 
 
-_watch = threading.Lock()  # what `waits` turns on belongs to the whole process
+_sides: dict[torch.device, Any] = {}  # of all recordings: libraries keep memory for each stream
+_recording = threading.Lock()
 
 
 @contextlib.contextmanager
-def waits(on: bool) -> Iterator[list[str]]:
+def recording(device: torch.device) -> Iterator[Any]:
+    """The CUDA stream to record on; one recording at a time."""
+    with _recording:
+        if device not in _sides:
+            _sides[device] = torch.cuda.Stream(device)
+        yield _sides[device]
+
+
+_watch = threading.Lock()  # what `find_waits` turns on belongs to the whole process
+
+
+@contextlib.contextmanager
+def find_waits(on: bool) -> Iterator[list[str]]:
     """Collects where the host waited for the device, if `on`; such work cannot be recorded.
 
     Other threads' waits are taken for this one's, which costs no more than a smaller recording.
@@ -123,11 +136,11 @@ def uncached_casts() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
-class Recorded(BaseException):
+class Recording(BaseException):
     """Ends a forward call whose blocks are recorded: nothing was computed that could go on."""
 
 
-class Unlike(BaseException):
+class DifferentCall(BaseException):
     """Ends a forward call whose first block is called in another way than the recorded one."""
 
 
@@ -169,7 +182,7 @@ class Recorder:
         self._moved: dict[int, Tensor] = {}
 
     def block(self, step: Step, spec: BlockSpec, call: Arguments, run: RunBlock) -> Any:
-        """Record one block; at the last one raises `Recorded`."""
+        """Record one block; at the last one raises `Recording`."""
         given, tree = pytree.tree_flatten(call)
         self.blocks.held += given
         if spec.first:
@@ -184,7 +197,7 @@ class Recorder:
         self.blocks.left[spec.name] = left
         if spec.last:
             self._finish()
-            raise Recorded
+            raise Recording
         return output
 
 
@@ -215,14 +228,14 @@ class Replay:
 
     def _fill(self, given: list[Any]) -> None:
         places = self._blocks.places
-        if [_kind(value) for value in given] != [_kind(place) for place in places]:
-            raise Unlike
+        if [_form(value) for value in given] != [_form(place) for place in places]:
+            raise DifferentCall
         for place, value in zip(places, given, strict=True):
             if isinstance(place, Tensor):
                 place.copy_(value, non_blocking=True)
 
 
-def _kind(value: Any) -> Any:
+def _form(value: Any) -> Any:
     return (value.shape, value.dtype) if isinstance(value, Tensor) else type(value)
 
 
@@ -231,8 +244,8 @@ def _copied(values: Sequence[Any]) -> list[Any]:
     given, tree = pytree.tree_flatten(list(values))
     tensors = {id(v): v for v in given if isinstance(v, Tensor)}
     copies = {key: torch.empty_like(tensor) for key, tensor in tensors.items()}
-    for kind in {tensor.dtype for tensor in tensors.values()}:
-        keys = [key for key, tensor in tensors.items() if tensor.dtype == kind]
+    for dtype in {tensor.dtype for tensor in tensors.values()}:
+        keys = [key for key, tensor in tensors.items() if tensor.dtype == dtype]
         torch._foreach_copy_([copies[key] for key in keys], [tensors[key] for key in keys])
     made: list[Any] = pytree.tree_unflatten([copies.get(id(v), v) for v in given], tree)
     return made

@@ -1,9 +1,9 @@
-"""What one stream and a batch of streams share: guards around a step, and its transaction."""
+"""What one stream and a batch of streams share: checks around a step, and what runs it."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self, get_args
 
 import torch
@@ -11,28 +11,27 @@ from torch import Tensor, nn
 
 from eventful import ops
 from eventful.config import Config, policies_set
-from eventful.cost.fallback import Timing
-from eventful.cost.times import start_clock
-from eventful.engine import residence
+from eventful.engine import device as resident
 from eventful.engine.advice import judge_frame
 from eventful.engine.call import Call
 from eventful.engine.dense import Fallbacks
+from eventful.engine.device import Check, DeviceExecutor
 from eventful.engine.exclusive import Exclusive
+from eventful.engine.executor import Executor, StepResult
 from eventful.engine.frames import (
     Signature,
     batched,
     cannot_take,
-    check_finite,
     describe,
     is_refusal,
     signature_of,
 )
 from eventful.engine.guard import Census, WeightGuard, check_mode
-from eventful.engine.passes import split_flushes
-from eventful.engine.tenancy import Check, Tenancy
-from eventful.engine.work import current_stream
+from eventful.engine.host import HostExecutor
+from eventful.engine.launch import NotReached
+from eventful.engine.plan import StepPlan, precision
+from eventful.engine.store import store_of
 from eventful.errors import (
-    ConcurrentUseError,
     ConfigError,
     EventfulError,
     FrameError,
@@ -40,19 +39,19 @@ from eventful.errors import (
     StreamClosedError,
     UnsupportedError,
 )
-from eventful.memory.slots import SlotState
-from eventful.memory.state import StreamState
+from eventful.memory.state import RowState, StreamState
 from eventful.policies import Policy
 from eventful.rules.record import StepRecord
-from eventful.rules.step import FlushRequired, Step
-from eventful.surgery.conversion import find_session, plain_attention
+from eventful.surgery.conversion import find_session, global_attention
 from eventful.surgery.session import Session
 from eventful.surgery.wrappers import checked_model, refuse_wrappers
 from eventful.tokens.layout import TokenLayout
 
 
-class Stepper:
+class Runner:
     """Owns the state of some streams; after a step that failed they go on with right results."""
+
+    _partial = False  # frames that are not finite are left out while the others are stepped
 
     def __init__(self, model: nn.Module, *, maps: bool = False, check: Check = "async") -> None:
         session = find_session(checked_model(model, type(self).__name__))
@@ -65,18 +64,14 @@ class Stepper:
         self.model = model
         self.config: Config = session.config
         self.maps = maps
-        self._tenancy: Tenancy | None = None
+        self._session: Session = session
+        self._executor: Executor = self._on_host(RowState(0))
         self.check = check
         self._last: Callable[[], StepRecord] | None = None
-        self._lodging: tuple[Any, str | None] = (None, "")  # what was asked last, and the answer
-        self._session: Session = session
-        self._state = StreamState(0)
         self._signature: Signature | None = None
         self._weights = WeightGuard(model, session)
-        self._constants: dict[Any, Any] = {}
         self._fallbacks = Fallbacks(session)
-        self._structure: int | None = None  # of the census the step runs under
-        self._described: Tensor | None = None  # the frame being stepped, for messages
+        self._planned: tuple[Hashable, StepPlan] | None = None
         self._steps = 0
         self._sized: tuple[tuple[int, int], dict[str, TokenLayout]] | None = None
         self._busy = threading.Lock()
@@ -93,8 +88,15 @@ class Stepper:
         if check not in get_args(Check):
             raise ConfigError(f"check is 'async' or 'sync'; got {check!r}.")
         self._check: Check = check
-        if self._tenancy is not None:
-            self._tenancy.check = check
+        if isinstance(self._executor, DeviceExecutor):
+            self._executor.check = check
+
+    @property
+    def _state(self) -> StreamState:
+        return self._executor.state
+
+    def _on_host(self, state: RowState) -> HostExecutor:
+        return HostExecutor(self._session, state, partial=self._partial)
 
     def _about(self, policy: Policy | None) -> str:
         """The model, the rule and what is held, in a few words; waits for no device."""
@@ -132,14 +134,17 @@ class Stepper:
     def reset(self) -> None:
         """Forget everything; the next frame may have another size, and flushes."""
         with self._alone():
-            self._tenancy = None
-            self._clear()
+            self._executor = self._on_host(self._blank())
             self._signature = None
             self._weights.drop()
-            self._constants.clear()
             self._fallbacks.clear()
+            self._planned = None
             self._last = None
             self._steps = 0
+
+    def _blank(self) -> RowState:
+        """The state of these streams before their first frame."""
+        return RowState(len(self._state))
 
     def close(self) -> None:
         """Give the memory back; the stream cannot be stepped any more.
@@ -149,17 +154,11 @@ class Stepper:
         """
         with self._alone(closing=True):
             self._closed = True
-            tenancy, self._tenancy = self._tenancy, None
-            if isinstance(self._state, SlotState):
-                self._state.give_back()
-            self._state = StreamState(0)
-            self._constants.clear()
+            self._executor.close()
+            self._executor = self._on_host(RowState(0))
             self._weights.drop()
+            self._planned = None
             self._last = None
-            if tenancy is not None and tenancy.residence.idle:
-                home = self._session.residences
-                for key in [key for key, held in home.items() if held is tenancy.residence]:
-                    home.pop(key).close()
 
     def __enter__(self) -> Self:
         """Use as a context manager closes the stream at the end of the block."""
@@ -168,35 +167,25 @@ class Stepper:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def _clear(self) -> None:
-        if isinstance(self._state, SlotState):  # the next frame may belong elsewhere
-            self._state = StreamState(len(self._state))
-        self._state.clear()
-
     def to(self, device: torch.device | str) -> Any:
         """Move the state to another device, after moving the model there."""
         with self._alone():
             self._weights.forget()
-            self._constants.clear()
             self._fallbacks.clear()
-            self._settle()
-            self._move_out()
-            self._state.map(lambda tensor: tensor.to(device))
+            self._planned = None
+            state = self._detached()
+            self._executor = self._on_host(state)
+            state.map(lambda tensor: tensor.to(device))
             if self._signature is not None:
                 shape, dtype, _, autocast = self._signature
                 probe = torch.empty(0, device=device)
                 self._signature = (shape, dtype, probe.device, autocast)
         return self
 
-    def _settle(self) -> None:
-        """Read what a step still in flight has to tell."""
-        if isinstance(self._state, SlotState) and self._tenancy is not None:
-            self._tenancy.settle(self._state)
-
-    def _plain(self) -> StreamState:
-        """The state as tensors of its own."""
-        self._settle()
-        return self._state.move_out() if isinstance(self._state, SlotState) else self._state
+    def _detached(self) -> RowState:
+        """The state as tensors of its own, once all steps have reported."""
+        self._executor.settle()
+        return self._state.detached()
 
     def _alone(self, *, closing: bool = False) -> Exclusive:
         """One thread at a time, and out of inference mode."""
@@ -204,37 +193,42 @@ class Stepper:
             raise StreamClosedError("This stream was closed; make another one from the model.")
         return Exclusive(self._busy)
 
-    def _run(self, rows: Sequence[int], policies: Sequence[Policy | None], call: Call) -> Any:
+    def _run(
+        self, rows: Sequence[int], policies: Sequence[Policy | None], call: Call
+    ) -> StepResult:
         """Step the streams in `rows`; one that raises is undone, or the next recomputes all."""
-        self._settle()
-        self._described = call.frame
-        census = self._weights.known
-        recorded = census is not None and isinstance(self._state, SlotState)
-        if census is None or not recorded or not census.same_places():
-            recorded = False
+        self._executor.settle()
+        census, late = self._check_weights()
+        plan = self._plan(policies, call, census)
+        try:
+            done = self._executor.step(rows, plan, call, census)
+        except NotReached as failed:
+            raise self._refusal(call, failed.error) from failed.error.__cause__
+        if late and not self._executor.checks_early:
+            census = self._check_late(rows, settings=not done.ran_model) or census
+        self._signature = self._signature or signature_of(call.frame)
+        # Attributes were looked at right before the model's code ran, so it changed them itself.
+        self._weights.remember(census, ran=done.ran_model and (self._ran or not late))
+        self._ran = done.ran_model
+        self._last = done.record
+        self._steps += 1
+        self._executor.finish()
+        return done
+
+    def _check_weights(self) -> tuple[Census, bool]:
+        """Check the model before a step.
+
+        Returns:
+            What was seen of it, and whether the rest is checked while the device is at work.
+        """
+        known = self._weights.known
+        if known is None or self._executor.checks_early or not known.same_places():
             census = self._weights.check()
             check_mode(census)
-        elif self._ran and not census.same_settings():
-            census = self._weights.check()
-        self._structure = census.structure
-        signature = self._check_frame(call.frame, census)
-        ready = policies_set(policies)
-        if self._lodge(call.frame, ready):
-            result, record = self._resident_step(rows, ready, call, census)
-        else:
-            result, record = self._plain_step(rows, ready, call)
-        ran = not isinstance(self._state, SlotState) or not self._tenancy_of(call.frame).replayed
-        if recorded:
-            census = self._check_late(rows, settings=not ran) or census
-        self._signature = signature
-        # Attributes were looked at right before the model's code ran, so it changed them itself.
-        self._weights.remember(census, ran=ran and (self._ran or not recorded))
-        self._ran = ran
-        self._last = record
-        self._steps += 1
-        if self._tenancy is not None and isinstance(self._state, SlotState):
-            self._tenancy.settle_now(self._state)
-        return result
+            return census, False
+        if self._ran and not known.same_settings():
+            return self._weights.check(), True
+        return known, True
 
     def _check_late(self, rows: Sequence[int], *, settings: bool) -> Census | None:
         """What a device need not wait for: looked at while it is at work, in turn.
@@ -244,111 +238,56 @@ class Stepper:
         try:
             return self._weights.check_part(self._steps, settings=settings)
         except EventfulError:
-            for row in rows:
-                self._state.frames[row] = -1
+            self._executor.flush(rows)
             raise
 
-    def _lodge(self, frame: Tensor, policies: list[Policy]) -> bool:
-        """Have the state where the step wants it: in slots if it can be resident, else not."""
-        if frame.device.type not in residence.DEVICES:
-            reason: str | None = "steps on this device ask the host"
-        else:
-            asked = (frame.device, tuple(policies), residence.DEVICES, ops.forced_backend())
-            if self._lodging[0] != asked:
-                found = residence.why_not(
-                    self.config, policies, frame.device, plain=plain_attention(self._session)
-                )
-                self._lodging = (asked, found)
-            reason = self._lodging[1]
+    def _refusal(self, call: Call, error: Exception) -> Exception:
+        """What to raise for a call that failed before it reached a converted block."""
+        if self._signature is not None or not is_refusal(error):
+            return error
+        # The first frame, and not even its tokens were made: the frame does not suit the model.
+        refusal = cannot_take(self.model, call.frame, error)
+        refusal.__cause__ = error
+        return refusal
+
+    def _plan(self, policies: Sequence[Policy | None], call: Call, census: Census) -> StepPlan:
+        """What the step shares with others like it; checked and worked out for the first."""
+        frame = call.frame
+        _refuse_gradients(frame)
+        numbers = precision(frame.device)
+        key = (
+            frame.shape, frame.dtype, frame.device, census.device, call.key(), tuple(policies),
+            self.maps, numbers, ops.forced_backend(), tuple(resident.DEVICES),
+        )  # fmt: skip
+        if self._planned is not None and self._planned[0] == key:
+            return self._planned[1]
+        self._check_frame(frame, census)
+        ready = policies_set(policies)
+        layouts = self._layouts(frame)
+        plan = StepPlan(
+            self.config, ready, layouts, self._fallbacks.of(frame, layouts), self.maps, numbers
+        )
+        self._choose_executor(frame, ready)
+        self._planned = (key, plan)
+        return plan
+
+    def _choose_executor(self, frame: Tensor, policies: list[Policy]) -> None:
+        """Have the state where the step needs it: in slots if it can do without the host."""
+        reason = resident.needs_host(
+            self.config,
+            policies,
+            frame.device,
+            global_only=lambda: global_attention(self._session),
+        )
         if reason is None and len(self._session.trunks) > 1:
             reason = "the model has several trunks"
-        if reason is None and not isinstance(self._state, SlotState):
-            self._state = self._tenancy_of(frame).move_in(self._state)
-        elif reason is not None:
-            self._move_out()
-        return reason is None
-
-    def _move_out(self) -> None:
-        if isinstance(self._state, SlotState):
-            self._state = self._state.move_out()
-        self._tenancy = None
-
-    def _tenancy_of(self, frame: Tensor) -> Tenancy:
-        if self._tenancy is None:
-            key = batched(signature_of(frame), None)
-            home = residence.residence_of(self._session.residences, key, self.config)
-            depth = sum(len(blocks) for blocks in self._session.blocks.values())
-            self._tenancy = Tenancy(home, depth, self.check)
-            self._tenancy.names = self._names
-        return self._tenancy
-
-    def _resident_step(
-        self, rows: Sequence[int], policies: list[Policy], call: Call, census: Census
-    ) -> tuple[Any, Callable[[], StepRecord]]:
-        tenancy = self._tenancy_of(call.frame)
-        census.note_contents()
-        tenancy.residence.use_weights(census)
-        state = self._state.take(rows)
-        assert isinstance(state, SlotState)
-        layouts = self._layouts(call.frame)
-        fallback = self._fallbacks.of(call.frame, layouts)
-        clock = start_clock(call.frame.device, current_stream(call.frame.device))
-        try:
-            result, record, timing = tenancy.step(
-                call, state, policies, layouts, self._launch, fallback=fallback,
-                maps=self.maps, capture=not census.hooked(),
-            )  # fmt: skip
-        except BaseException:
-            state.rollback()
-            self._state.put(rows, state)
-            raise
-        self._state.put(rows, state)
-        read = clock()
-        if fallback is not None and timing is not None:
-            fallback.note(timing, read, first=self._signature is None, later=call.frame.is_cuda)
-
-        def timed() -> StepRecord:
-            made = record()
-            made.clock = read
-            return made
-
-        return result, timed
-
-    def _plain_step(
-        self, rows: Sequence[int], policies: list[Policy], call: Call
-    ) -> tuple[Any, Callable[[], StepRecord]]:
-        rows, policies, call = self._usable(rows, policies, call)
-        state = self._state.take(rows)
-        passes = split_flushes(state, call)
-        if passes is None:
-            result, record = self._whole_or_flush(state, policies, call)
-            self._state.put(rows, state)
-            return result, lambda: record
-        done = []
-        for places in passes.rows:  # on copies of the state: either both passes count, or none
-            part = state.take(places)
-            some = [policies[i] for i in places]
-            done.append((part, *self._whole_or_flush(part, some, call.on(call.frame[places]))))
-        result = passes.join([made[1] for made in done])
-        for places, (part, *_) in zip(passes.rows, done, strict=True):
-            self._state.put([rows[i] for i in places], part)
-        return result, lambda: passes.join_records([made[2] for made in done])
-
-    def _whole_or_flush(
-        self, state: StreamState, policies: list[Policy], call: Call
-    ) -> tuple[Any, StepRecord]:
-        """Run one pass, again as a flush where it needs memory that is not there."""
-        try:
-            return self._attempt(state, policies, call, everything=False)
-        except FlushRequired:
-            return self._attempt(state, policies, call, everything=True)
-
-    def _usable(
-        self, rows: Sequence[int], policies: list[Policy], call: Call
-    ) -> tuple[Sequence[int], list[Policy], Call]:
-        """What of a plain step can run; raises if nothing can."""
-        check_finite(call.frame)
-        return rows, policies, call
+        if reason is None and self._executor.checks_early:
+            store = store_of(self._session.residences, batched(signature_of(frame), None))
+            self._executor = DeviceExecutor(
+                self._session, store, self._state.detached(), self.check, self._names
+            )
+        elif reason is not None and not self._executor.checks_early:
+            self._executor = self._on_host(self._state.detached())
 
     def _layouts(self, frame: Tensor) -> dict[str, TokenLayout]:
         size = (frame.shape[-2], frame.shape[-1])
@@ -360,61 +299,6 @@ class Stepper:
             self._sized = (size, layouts)
         return self._sized[1]
 
-    def _attempt(
-        self, state: StreamState, policies: list[Policy], call: Call, *, everything: bool
-    ) -> tuple[Any, StepRecord]:
-        flushing = [everything or frames < 0 for frames in state.frames]
-        layouts = self._layouts(call.frame)
-        fallback = self._fallbacks.of(call.frame, layouts)
-        step = Step(
-            self.config, state, policies, flushing, layouts, self.maps,
-            dense_if=None if fallback is None else fallback.decide,
-            constants=self._constants,
-        )  # fmt: skip
-        clock = start_clock(call.frame.device)
-        state.begin()
-        try:
-            result = self._launch(step, call.run)
-        except BaseException:
-            state.rollback()
-            raise
-        state.frames = [
-            0 if flush else n + 1 for flush, n in zip(step.flushing, state.frames, strict=True)
-        ]
-        state.commit()
-        step.record.clock = clock()
-        if fallback is not None and step.flush_any == step.flush_all:
-            timing = Timing(step.demand, step.flush_all)
-            first = self._signature is None
-            fallback.note(timing, step.record.clock, first=first, later=False)
-        return result, step.record
-
-    def _launch(self, step: Step, forward: Callable[[], Any]) -> Any:
-        """Run a forward call as a step."""
-        if self._session.step is not None:
-            raise ConcurrentUseError(
-                "A stream of this model is in the middle of a step, and something in the model "
-                "stepped another. Step it after the first has returned."
-            )
-        step.structure = self._structure
-        self._session.step = step
-        try:
-            with torch.no_grad():
-                result = forward()
-            if not step.record.gates:
-                raise UnsupportedError(
-                    "The call reached no converted block. Call the part of the model that holds "
-                    "them, e.g. stream.call('forward_features', frame)."
-                )
-            return result
-        except BaseException as error:
-            if step.record.gates or self._signature is not None or not is_refusal(error):
-                raise
-            # The first frame, and not even its tokens were made: the frame does not suit the model.
-            raise cannot_take(self.model, self._described, error) from error
-        finally:
-            self._session.step = None
-
     def _expected(self, frame: Tensor) -> Signature | None:
         """What the frame must be like; None before the first."""
         return self._signature
@@ -425,14 +309,9 @@ class Stepper:
         if known is None or (frame.dim(), frame.dtype) != (len(known[0]), known[1]):
             judge_frame(self.model, method, frame)
 
-    def _check_frame(self, frame: Tensor, census: Census) -> Signature:
+    def _check_frame(self, frame: Tensor, census: Census) -> None:
         if frame.shape[0] == 0:
             raise FrameError("A batch of no frames; pass at least one.")
-        if frame.requires_grad and torch.is_grad_enabled():
-            raise GradientError(
-                "The frame requires gradients, which do not flow through a stream's memory. Call "
-                "the model outside the stream to train, or pass frame.detach()."
-            )
         device = census.device or frame.device
         if frame.device != device:
             raise FrameError(
@@ -445,4 +324,11 @@ class Stepper:
                 f"The stream holds {describe(expected)}, this frame is {describe(signature)}. "
                 "Convert the frame, or start over with stream.reset()."
             )
-        return signature
+
+
+def _refuse_gradients(frame: Tensor) -> None:
+    if frame.requires_grad and torch.is_grad_enabled():
+        raise GradientError(
+            "The frame requires gradients, which do not flow through a stream's memory. Call "
+            "the model outside the stream to train, or pass frame.detach()."
+        )

@@ -7,13 +7,13 @@ step by number, so nothing is copied in or out, and work recorded once serves ev
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from eventful import ops
-from eventful.memory.state import MEMORY, StreamState, blank
+from eventful.memory.state import MEMORY, RowState, StreamState, blank
 from eventful.tokens.selection import Selection
 
 
@@ -85,6 +85,8 @@ class SlotState(StreamState):
         good: (B,) streams whose frame was finite, set by the first gate; others are not written.
     """
 
+    reversible = False
+
     def __init__(self, pool: SlotPool, rows: Sequence[int], frames: Sequence[int]) -> None:
         self.pool = pool
         self.rows = list(rows)
@@ -95,28 +97,28 @@ class SlotState(StreamState):
         self._keeper: Callable[[], object] | None = None
 
     @classmethod
-    def move_in(cls, pool: SlotPool, plain: StreamState) -> SlotState:
+    def from_rows(cls, pool: SlotPool, rows: RowState) -> SlotState:
         """Take over the memory of streams that had it to themselves."""
-        state = cls(pool, pool.acquire(len(plain)), plain.frames)
+        state = cls(pool, pool.acquire(len(rows)), rows.frames)
         # The rows are handed back when the state is no longer used, whatever they are by then.
         state._keeper = weakref.finalize(state, pool.release, state.rows)
-        for name, tensor in plain.tensors.items():
+        for name, tensor in rows.tensors.items():
             if not name.endswith("/age"):  # ages are for policies that a resident step cannot run
                 pool.ensure(name, tensor.shape[1:], tensor.dtype, tensor.device)
                 pool.tensors[name][state.rows] = tensor
         return state
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Hand the slots back to the pool now; the state must not be used any more."""
         if self._keeper is not None:
             self._keeper()
 
-    def move_out(self) -> StreamState:
-        """The same memory as tensors of its own."""
-        plain = StreamState(len(self))
-        plain.frames = list(self.frames)
-        plain.tensors = {name: tensor[self.rows] for name, tensor in self.pool.tensors.items()}
-        return plain
+    def detached(self) -> RowState:
+        """See `StreamState`."""
+        rows = RowState(len(self))
+        rows.frames = list(self.frames)
+        rows.tensors = {name: tensor[self.rows] for name, tensor in self.pool.tensors.items()}
+        return rows
 
     @property
     def in_a_row(self) -> bool:
@@ -153,7 +155,7 @@ class SlotState(StreamState):
         )
 
     def ensure(self, name: str, like: Tensor) -> None:
-        """Make room for values like `like` (B, ...)."""
+        """See `StreamState`."""
         self.pool.ensure(name, like.shape[1:], like.dtype, like.device)
 
     def added(self, tokens: Tensor, name: str) -> Tensor:
@@ -193,8 +195,16 @@ class SlotState(StreamState):
             if name.startswith(start)
         }
 
+    def open(self, name: str, selection: Selection | None = None) -> Tensor:
+        """See `StreamState`."""
+        return self.raw(name)
+
+    def accept(self, good: Tensor) -> None:
+        """See `StreamState`."""
+        self.good = good
+
     def begin(self) -> None:
-        """A resident step is not undone: it masks its writes instead."""
+        """Nothing to prepare: writes are masked, not undone."""
 
     def commit(self) -> None:
         """See `begin`."""
@@ -214,7 +224,7 @@ class SlotState(StreamState):
         self.pool.release([self.rows.pop(row)])
         del self.frames[row]
 
-    def take(self, rows: Sequence[int]) -> StreamState:
+    def take(self, rows: Sequence[int]) -> SlotState:
         """The same slots, for some of the streams."""
         if list(rows) == list(range(len(self))):
             return self
@@ -224,23 +234,11 @@ class SlotState(StreamState):
     def put(self, rows: Sequence[int], part: StreamState) -> None:
         """Bring the counts of frames up to date; the memory is in its place already.
 
-        The memory of a state that is not in slots is copied in.
+        The memory of a state that has rows of its own is copied in.
         """
         for row, frames in zip(rows, part.frames, strict=True):
             self.frames[row] = frames
-        if not isinstance(part, SlotState):
-            for name, tensor in part.tensors.items():
+        if part.reversible:
+            for name, tensor in part.detached().tensors.items():
                 self.pool.ensure(name, tensor.shape[1:], tensor.dtype, tensor.device)
                 self.pool.tensors[name][[self.rows[row] for row in rows]] = tensor
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> None:
-        """A pool does not move; `move_out` first."""
-        raise NotImplementedError("a pool does not move; call move_out first")
-
-    def clear(self) -> None:
-        """See `StreamState`."""
-        self.frames = [-1] * len(self.frames)
-
-    def names(self) -> Iterator[str]:
-        """See `StreamState`."""
-        return iter(self.pool.tensors)

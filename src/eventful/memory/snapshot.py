@@ -17,7 +17,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from eventful.errors import ConfigError, EventfulError, SnapshotError
-from eventful.memory.state import StreamState
+from eventful.memory.state import RowState
 from eventful.policies import Policy, policy_from_dict, policy_to_dict
 
 FORMAT = 2
@@ -44,7 +44,7 @@ class Identity:
 class Snapshot:
     """What a snapshot holds besides the model's identity."""
 
-    state: StreamState
+    state: RowState
     policies: list[Policy | None]
     signature: tuple[tuple[int, ...], torch.dtype, torch.device, str] | None
 
@@ -112,7 +112,7 @@ def _read(model: Identity, about: dict[str, Any], tensors: dict[str, torch.Tenso
         )
     _check_settings(model, about["settings"])
     device = model.device
-    state = StreamState(len(about["frames"]))
+    state = RowState(len(about["frames"]))
     state.frames = list(about["frames"])
     # Cloned into torch's own memory: a mapped file is aligned otherwise, and kernels that choose
     # their path by alignment would round otherwise than before the snapshot.

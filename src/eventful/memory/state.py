@@ -1,9 +1,11 @@
-"""What videos remember between frames: named tensors, one row per stream, and an undo journal."""
+"""What videos remember between frames: named tensors, one row per stream."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,24 +16,140 @@ MEMORY = "/memory/"  # marks values kept by policies
 OPTIONAL = (MEMORY, "/scene", "/previous")  # a stream may lack these: NaN, and no need to flush
 
 
-class StreamState:
-    """The memory of B streams.
+class StreamState(ABC):
+    """The memory of B streams: tensors by a name like `blocks.3/key`.
 
-    Each tensor has the streams along its first axis and is known by a name like
-    `blocks.3/key`. Between `begin` and `commit` every write leaves what it replaced in a
-    journal, so that `rollback` restores the state bit for bit.
+    Attributes:
+        frames: per stream, steps since its last flush; -1 before the first frame.
+        slots: (B,) row of the tensors that belongs to each stream; None if row b does.
+        reversible: a step that fails is undone bit for bit. Otherwise writes of streams with a bad
+            frame are masked, and after a failure everything is recomputed.
+    """
+
+    frames: list[int]
+    slots: Tensor | None = None
+    reversible: ClassVar[bool]
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    @abstractmethod
+    def __contains__(self, name: str) -> bool: ...
+
+    @abstractmethod
+    def __getitem__(self, name: str) -> Tensor:
+        """A tensor (B, ...) with one row per stream."""
+
+    @abstractmethod
+    def raw(self, name: str) -> Tensor:
+        """A tensor with one row per slot, for operations that take `slots`."""
+
+    @abstractmethod
+    def held(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """A tensor, and which of its rows belong to the streams; None if row b does to stream b."""
+
+    @abstractmethod
+    def copy(self, name: str) -> Tensor:
+        """A tensor (B, ...) that later writes do not change."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes held by these streams."""
+
+    @abstractmethod
+    def added(self, tokens: Tensor, name: str) -> Tensor:
+        """Tokens (B, N, D) plus a buffer."""
+
+    @abstractmethod
+    def ensure(self, name: str, like: Tensor) -> None:
+        """Make room for values like `like` (B, ...), blank, unless it is there."""
+
+    @abstractmethod
+    def fill(self, name: str, value: Tensor, *, owned: bool = False) -> None:
+        """Set a whole tensor. An `owned` value may be kept as it is, any other is copied."""
+
+    @abstractmethod
+    def write(self, name: str, selection: Selection, rows: Tensor, dim: int = 1) -> None:
+        """Write the selected entries along the token axis `dim` (a buffer, Section 4.1)."""
+
+    @abstractmethod
+    def write_all(self, rows: Mapping[str, Tensor], selection: Selection) -> None:
+        """Write the selected tokens of several buffers."""
+
+    @abstractmethod
+    def open(self, name: str, selection: Selection | None = None) -> Tensor:
+        """The `raw` tensor, for an operation that is about to write to it in place.
+
+        Args:
+            selection: tokens that will be written; None for any.
+        """
+
+    @abstractmethod
+    def memory(self, gate: str) -> dict[str, Tensor]:
+        """What the policies keep at a gate."""
+
+    def keep_memory(self, gate: str, memory: Mapping[str, Tensor]) -> None:
+        """Store what the policies keep at a gate."""
+        for name, value in memory.items():
+            self.fill(f"{gate}{MEMORY}{name}", value, owned=True)
+
+    @abstractmethod
+    def accept(self, good: Tensor) -> None:
+        """From now on write in the streams (B,) whose frame is good alone."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Start a step."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Keep what was written since `begin`."""
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Undo what was written since `begin`, or recompute everything next time."""
+
+    @abstractmethod
+    def add_row(self) -> int:
+        """Room for one more stream, which will flush on its first frame; returns its row."""
+
+    @abstractmethod
+    def drop_row(self, row: int) -> None:
+        """Forget one stream; those after it move up."""
+
+    @abstractmethod
+    def take(self, rows: Sequence[int]) -> StreamState:
+        """The state of some of the streams: this one if they are all, in order."""
+
+    @abstractmethod
+    def put(self, rows: Sequence[int], part: StreamState) -> None:
+        """Write back what `take` gave out."""
+
+    @abstractmethod
+    def detached(self) -> RowState:
+        """The same memory as tensors of its own."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give the memory back now; the state must not be used any more."""
+
+
+class RowState(StreamState):
+    """Row b of every tensor belongs to stream b.
+
+    Between `begin` and `commit` every write leaves what it replaced in a journal, so that
+    `rollback` restores the state bit for bit.
 
     Attributes:
         tensors: by name.
-        frames: per stream, steps since its last flush; -1 before the first frame.
-        slots: (B,) row of the tensors that belongs to each stream; None if row b does.
     """
 
-    slots: Tensor | None = None
+    reversible = True
 
     def __init__(self, streams: int = 1) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self.frames: list[int] = [-1] * streams
+        self.frames = [-1] * streams
         self._undo: list[Callable[[], None]] | None = None
 
     def __contains__(self, name: str) -> bool:
@@ -40,19 +158,16 @@ class StreamState:
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
 
-    def __len__(self) -> int:
-        return len(self.frames)
-
     def raw(self, name: str) -> Tensor:
-        """A tensor with one row per slot, for operations that take `slots`."""
+        """See `StreamState`."""
         return self.tensors[name]
 
     def held(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """A tensor, and which of its rows belong to the streams; None if row b does to stream b."""
+        """See `StreamState`."""
         return self.tensors[name], None
 
     def copy(self, name: str) -> Tensor:
-        """A tensor that later writes do not change."""
+        """See `StreamState`."""
         return self.tensors[name].clone()
 
     @property
@@ -61,41 +176,55 @@ class StreamState:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def added(self, tokens: Tensor, name: str) -> Tensor:
-        """Tokens (B, N, D) plus a buffer."""
+        """See `StreamState`."""
         return tokens + self[name]
 
+    def ensure(self, name: str, like: Tensor) -> None:
+        """See `StreamState`."""
+        if name not in self.tensors:
+            self.fill(name, torch.full_like(like, blank(name)), owned=True)
+
     def fill(self, name: str, value: Tensor, *, owned: bool = False) -> None:
-        """Set a whole tensor. An `owned` value is kept as it is, any other is copied."""
+        """See `StreamState`."""
         self._remember(self._restore(name, self.tensors.get(name)))
         kept = value.detach()
         self.tensors[name] = kept if owned else kept.clone(memory_format=torch.contiguous_format)
 
     def write(self, name: str, selection: Selection, rows: Tensor, dim: int = 1) -> None:
-        """Write the selected entries along the token axis `dim` (a buffer, Section 4.1)."""
+        """See `StreamState`."""
         if selection.is_everything and (name not in self or dim == 1):
             self.fill(name, rows)
-            return
+        else:
+            selection.scatter_(self._open(name, selection, dim), rows.detach(), dim)
+
+    def write_all(self, rows: Mapping[str, Tensor], selection: Selection) -> None:
+        """See `StreamState`."""
+        for name, values in rows.items():
+            self.write(name, selection, values)
+
+    def open(self, name: str, selection: Selection | None = None) -> Tensor:
+        """See `StreamState`."""
+        if selection is not None:
+            return self._open(name, selection, 1)
+        self.fill(name, self.tensors[name])
+        return self.tensors[name]
+
+    def _open(self, name: str, selection: Selection, dim: int) -> Tensor:
+        """A tensor whose selected entries are about to be written."""
         target = self.tensors[name]
         if self._undo is not None and selection.width:
             old = selection.gather(target, dim)
             old = old.clone() if selection.is_everything else old
             self._remember(lambda: selection.scatter_(target, old, dim))
-        selection.scatter_(target, rows.detach(), dim)
-
-    def write_all(self, rows: Mapping[str, Tensor], selection: Selection) -> None:
-        """Write the selected tokens of several buffers."""
-        for name, values in rows.items():
-            self.write(name, selection, values)
+        return target
 
     def memory(self, gate: str) -> dict[str, Tensor]:
-        """What the policies keep at a gate."""
+        """See `StreamState`."""
         start = gate + MEMORY
         return {k.removeprefix(start): v for k, v in self.tensors.items() if k.startswith(start)}
 
-    def keep_memory(self, gate: str, memory: dict[str, Tensor]) -> None:
-        """Store what the policies keep at a gate."""
-        for name, value in memory.items():
-            self.fill(f"{gate}{MEMORY}{name}", value, owned=True)
+    def accept(self, good: Tensor) -> None:
+        """A step with a bad frame is undone instead."""
 
     def begin(self) -> None:
         """Start a step that can be undone."""
@@ -107,7 +236,7 @@ class StreamState:
         self._undo = [restore_frames]
 
     def commit(self) -> None:
-        """Keep what was written since `begin`."""
+        """See `StreamState`."""
         self._undo = None
 
     def rollback(self) -> None:
@@ -117,7 +246,7 @@ class StreamState:
         self._undo = None
 
     def add_row(self) -> int:
-        """Room for one more stream, which will flush on its first frame; returns its row."""
+        """See `StreamState`."""
         for name, tensor in self.tensors.items():
             row = torch.full_like(tensor[:1], blank(name))
             self.tensors[name] = torch.cat([tensor, row])
@@ -125,7 +254,7 @@ class StreamState:
         return len(self.frames) - 1
 
     def drop_row(self, row: int) -> None:
-        """Forget one stream; those after it move up."""
+        """See `StreamState`."""
         keep = [i for i in range(len(self.frames)) if i != row]
         del self.frames[row]
         if keep:
@@ -133,11 +262,11 @@ class StreamState:
         else:
             self.tensors = {}
 
-    def take(self, rows: Sequence[int]) -> StreamState:
-        """A state of some of the streams: this one if they are all, else a copy."""
+    def take(self, rows: Sequence[int]) -> RowState:
+        """The state of some of the streams: this one if they are all, else a copy."""
         if list(rows) == list(range(len(self))):
             return self
-        part = StreamState(len(rows))
+        part = RowState(len(rows))
         part.frames = [self.frames[row] for row in rows]
         part.tensors = {name: tensor[list(rows)] for name, tensor in self.tensors.items()}
         return part
@@ -149,23 +278,32 @@ class StreamState:
         """
         if part is self:
             return
-        for row, frames in zip(rows, part.frames, strict=True):
+        other = part.detached()
+        for row, frames in zip(rows, other.frames, strict=True):
             self.frames[row] = frames
         needed = {name for name in self.tensors if not _optional(name)}
-        if {name for name in part.tensors if not _optional(name)} - needed:
+        if {name for name in other.tensors if not _optional(name)} - needed:
             others = set(range(len(self))) - set(rows)
             self.frames = [-1 if row in others else n for row, n in enumerate(self.frames)]
-        if needed - part.tensors.keys():
+        if needed - other.tensors.keys():
             self.frames = [-1 if row in rows else n for row, n in enumerate(self.frames)]
-        for name, value in part.tensors.items():
+        for name, value in other.tensors.items():
             if name not in self.tensors:
                 shape = (len(self), *value.shape[1:])
                 self.tensors[name] = torch.full(
                     shape, blank(name), dtype=value.dtype, device=value.device
                 )
             self.tensors[name][list(rows)] = value
-        for name in self.tensors.keys() - part.tensors.keys():
+        for name in self.tensors.keys() - other.tensors.keys():
             self.tensors[name][list(rows)] = blank(name)
+
+    def detached(self) -> RowState:
+        """See `StreamState`."""
+        return self
+
+    def release(self) -> None:
+        """Forget everything."""
+        self.tensors, self.frames = {}, []
 
     def map(self, change: Callable[[Tensor], Tensor]) -> None:
         """Replace every tensor, e.g. to move the state to another device."""

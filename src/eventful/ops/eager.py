@@ -8,19 +8,21 @@ from torch.nn import functional as F
 
 from eventful.ops import reference
 from eventful.ops.reference import (
+    ExactMemory,
+    LayerNorm,
+    Picked,
     WindowGrid,
     add_held,
     add_norm,
-    exchange_,
-    gate_error,
-    gate_rows,
+    gather,
+    join_heads,
     pick,
-    recompute_,
     relative_logits,
+    scatter_,
+    split_heads,
     swap_rows_,
     take_slots,
     window_map,
-    write_rows_,
 )
 from eventful.ops.scratch import scratch
 
@@ -58,6 +60,56 @@ def error_norm(
         part = slice(start, start + _CHUNK)
         norms[:, part] = reference.error_norm(current[:, part], reference_[:, part], order)
     return norms
+
+
+def gate_error(
+    current: Tensor,
+    reference_: Tensor,
+    slots: Tensor | None,
+    norm: LayerNorm | None = None,
+    update: Tensor | None = None,
+    stored: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """See `reference.gate_error`; the errors as `error_norm` makes them."""
+    if slots is not None:
+        return reference.gate_error(current, reference_, slots, norm, update, stored)
+    tokens = current if update is None else current + update
+    seen = tokens.to(reference_.dtype)
+    seen = seen if norm is None else norm.apply(seen)
+    return tokens, error_norm(seen, reference_, 2.0)
+
+
+def gate_rows(
+    current: Tensor,
+    reference_: Tensor,
+    index: Tensor,
+    count: Tensor | None,
+    slots: Tensor | None,
+    norm: LayerNorm | None = None,
+    stored: bool = False,
+) -> Tensor:
+    """See `reference.gate_rows`; without slots and padding one copy writes the rows."""
+    if slots is not None or count is not None:
+        return reference.gate_rows(current, reference_, index, count, slots, norm, stored)
+    rows = gather(current, index).to(reference_.dtype)
+    rows = rows if norm is None else norm.apply(rows)
+    scatter_(reference_, index, rows)
+    return rows
+
+
+def write_rows_(
+    buffers: tuple[Tensor, ...],
+    rows: tuple[Tensor, ...],
+    index: Tensor | None,
+    count: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> None:
+    """See `reference.write_rows_`; without slots and padding one copy writes the rows."""
+    if slots is not None or count is not None or index is None:
+        reference.write_rows_(buffers, rows, index, count, slots)
+        return
+    for buffer, values in zip(buffers, rows, strict=True):
+        scatter_(buffer, index, values)
 
 
 def _whole_bias(bias: Tensor | None, relative: tuple[Tensor, Tensor] | None) -> Tensor | None:
@@ -167,3 +219,73 @@ def attend_partial(
     if valid is not None:  # the kernel reports 0 for a row without keys
         lse = lse.masked_fill(~valid.any(dim=-1)[:, None, None], -torch.inf)
     return out, lse
+
+
+def exchange_(
+    memory: ExactMemory,
+    new: tuple[Tensor, Tensor],
+    old: tuple[Tensor, Tensor],
+    picked: Picked,
+    scale: float,
+    rebase: float,
+    slots: Tensor | None,
+    width: int,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See `reference.exchange_`; without slots only the rows that did not change are computed.
+
+    Args:
+        bias: (B, H, R, J), of those rows in ascending order.
+    """
+    if slots is not None:
+        return reference.exchange_(memory, new, old, picked, scale, rebase, slots, width, bias)
+    assert picked.places is not None
+    heads, stays = memory.heads, (picked.places >= 0) | (picked.count == 0)[:, None]
+    index, count = reference.indices_of(~stays)
+    if index.shape[1] == 0:
+        return index, picked.count * 0
+
+    def taken(part: Tensor) -> Tensor:
+        return split_heads(gather(part, index), heads)
+
+    valid = torch.arange(new[0].shape[1], device=index.device) < picked.count[:, None]
+    ragged = None if bool(valid.all()) else valid
+    q = taken(memory.query)
+    parts = [
+        attend_partial(q, split_heads(k, heads), split_heads(v, heads), scale, bias, ragged)
+        for k, v in (new, old)
+    ]
+    held = (taken(memory.out), taken(memory.lse)[..., 0], taken(memory.condition)[..., 0])
+    out, lse, condition = reference.merge_partial(held, parts[0], parts[1])
+    lost = condition.isinf()  # what is left of such a row is not a number
+    rows = (
+        join_heads(torch.where(lost[..., None], held[0], out)),
+        torch.where(lost, held[1], lse).transpose(1, 2),
+        condition.transpose(1, 2),
+    )
+    write_rows_((memory.out, memory.lse, memory.condition), rows, index, count)
+    lost, many = reference.lost_rows(memory.lse, memory.condition, stays, rebase, width)
+    return lost[:, : int(many.max())], many  # on the host it costs nothing to ask how many
+
+
+def recompute_(
+    memory: ExactMemory,
+    rows: tuple[tuple[Tensor, Tensor], ...],
+    scale: float,
+    slots: Tensor | None,
+    bias: Tensor | None = None,
+) -> None:
+    """See `reference.recompute_`; lists without rows are left out."""
+    heads = memory.heads
+    k, v = (split_heads(reference.held(x, slots), heads) for x in (memory.key, memory.value))
+    for index, count in rows:
+        if index.shape[1] == 0:
+            continue
+        q = gather(reference.held(memory.query, slots), index)
+        out, lse = attend_partial(split_heads(q, heads), k, v, scale, bias)
+        found = lse.transpose(1, 2)
+        kept = (join_heads(out), found, 1 + found.abs())
+        taken: Tensor | None = count.clamp_max(index.shape[1])
+        if slots is None and bool((count >= index.shape[1]).all()):
+            taken = None
+        write_rows_((memory.out, memory.lse, memory.condition), kept, index, taken, slots)

@@ -19,6 +19,23 @@ QKV = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
+class Attended:
+    """Attention outputs of all tokens.
+
+    Attributes:
+        tokens: (B, N, H*d), or a `raw` tensor of the state if `stored`.
+        stored: dtype in which the stored outputs are used; None for outputs of their own.
+        rebased: (B,) rows recomputed for their condition; None where there are none to count.
+        waiting: (B,) rows that are to be, in the next steps.
+    """
+
+    tokens: Tensor
+    stored: torch.dtype | None = None
+    rebased: Tensor | None = None
+    waiting: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class GlobalAttention:
     """One global attention in one step.
 
@@ -88,29 +105,46 @@ class GlobalAttention:
         """(B, N, H*d) to (B, H, N, d)."""
         return ops.split_heads(tokens, self.spec.heads)
 
+    def exact_memory(self) -> ops.ExactMemory:
+        """What the exact rule keeps; keys and values pooled where they are."""
+        state, pool = self.step.state, self.step.config.pool
+        parts = {name: state.raw(self.spec.slot(name)) for name in _EXACT}
+        if pool > 1:
+            parts |= {name: self.layout.pool(parts[name], pool) for name in ("key", "value")}
+        return ops.ExactMemory(*parts.values())
+
+    def exchange_bias(self) -> dict[str, Tensor]:
+        """The relative position of unchanged queries toward changed keys, if there is one."""
+        if self.relative is None:
+            return {}
+        others = self.selection.complement()
+        q = self.heads(others.gather(self.get("query")))
+        return {"bias": self.relative.bias_at(q, others.index, self.keys.index)}
+
     def bias_all(self, q: Tensor) -> Tensor | None:
         """Relative position of all queries (B, H, N, d)."""
         return None if self.relative is None else self.relative.bias_all(q)
 
 
-def dense(attention: GlobalAttention, qkv: QKV) -> tuple[Tensor, Tensor | None]:
+def dense(attention: GlobalAttention, qkv: QKV) -> Attended:
     """All queries over all keys, from the buffers: the paper's token-wise ablation."""
     attention.buffer(qkv, "query", "key", "value")
     q, k, v = (attention.heads(attention.pooled(n) if n != "query" else attention.get(n))
                for n in ("query", "key", "value"))  # fmt: skip
     out = ops.attend(q, k, v, attention.spec.scale, attention.bias_all(q))
-    return ops.join_heads(out), None
+    return Attended(ops.join_heads(out))
 
 
-def query(attention: GlobalAttention, qkv: QKV) -> tuple[Tensor, Tensor | None]:
+def query(attention: GlobalAttention, qkv: QKV) -> Attended:
     """Rows of the selected queries only; the others keep their outputs."""
-    attention.buffer(qkv, "key", "value")
+    state, spec = attention.step.state, attention.spec
+    state.write_all({spec.slot("key"): qkv[1], spec.slot("value"): qkv[2]}, attention.selection)
     rows = attention.selected_queries(qkv[0])
-    attention.step.state.write(attention.spec.slot("attended"), attention.selection, rows)
-    return attention.get("attended"), None
+    state.write(spec.slot("attended"), attention.selection, rows)
+    return Attended(state.raw(spec.slot("attended")), stored=qkv[0].dtype)
 
 
-def delta(attention: GlobalAttention, qkv: QKV) -> tuple[Tensor, Tensor | None]:
+def delta(attention: GlobalAttention, qkv: QKV) -> Attended:
     """The paper's sparse updates of q·k and A·v, or of one of the two."""
     rule = attention.step.config.attention
     attention.buffer(qkv, "query", "key", "value")
@@ -125,8 +159,8 @@ def delta(attention: GlobalAttention, qkv: QKV) -> tuple[Tensor, Tensor | None]:
     weights = (product if bias is None else product + bias).softmax(dim=-1)
     values = attention.pooled("value")
     if rule == "delta-qk":
-        return ops.join_heads(weights @ attention.heads(values)), None
-    return _attention_value(attention, weights, values).to(qkv[0].dtype), None
+        return Attended(ops.join_heads(weights @ attention.heads(values)))
+    return Attended(_attention_value(attention, weights, values).to(qkv[0].dtype))
 
 
 def _query_key(attention: GlobalAttention, q: Tensor, k: Tensor) -> Tensor:
@@ -188,77 +222,82 @@ def _accumulate(attention: GlobalAttention, weights: Tensor, values: Tensor) -> 
     return total
 
 
-def exact(attention: GlobalAttention, qkv: QKV) -> tuple[Tensor, Tensor | None]:
+REBASED = 64  # rows recomputed for their condition in one step; others wait for the next
+_EXACT = ("query", "key", "value", "attended", "lse", "condition")
+
+
+def exact(attention: GlobalAttention, qkv: QKV) -> Attended:
     """Attention equal to dense on the buffers, by exchanging the changed keys' share.
 
     State per query and head: output, log-sum-exp and condition, all fp32. Rows of changed
     queries are recomputed; every other row swaps the old share of the changed keys for the
-    new one (`ops.merge_partial`); rows whose condition grew too large are recomputed.
+    new one (`ops.merge_partial`); of the rows whose condition grew too large, the worst are
+    recomputed.
     """
-    step, chosen = attention.step, attention.selection
+    step, spec, chosen = attention.step, attention.spec, attention.selection
+    state = step.state
     if step.flush_all:
-        attention.buffer(qkv, "query", "key", "value")
-        _recompute(attention, chosen)
-        return attention.get("attended").to(qkv[0].dtype), None
+        _flush_exact(attention, qkv)
+        return Attended(state.raw(spec.slot("attended")), stored=qkv[0].dtype)
     if chosen.width == 0:
-        return attention.get("attended").to(qkv[0].dtype), None
-    old = tuple(attention.keys.gather(attention.pooled(name)) for name in ("key", "value"))
-    attention.buffer(qkv, "query", "key", "value")
-    new = tuple(attention.keys.gather(attention.pooled(name)) for name in ("key", "value"))
-    _exchange(attention, chosen.complement(), old, new)
-    _recompute(attention, chosen)
-    # A fresh row starts at 1 + |L|, so the limit must lie above that, or it would never rest.
-    limit = (2 * (1 + attention.get("lse").abs())).clamp_min(step.config.rebase)
-    lost = (attention.get("condition") > limit).any(dim=-1) & ~chosen.mask()
-    rebased = Selection.from_mask(lost)
-    _recompute(attention, rebased)
-    return attention.get("attended").to(qkv[0].dtype), rebased.counts
+        return Attended(
+            state.raw(spec.slot("attended")), stored=qkv[0].dtype, rebased=chosen.counts
+        )
+    new, old = _swap_keys(attention, qkv)
+    for name in ("attended", "lse", "condition"):
+        state.open(spec.slot(name))
+    memory = attention.exact_memory()
+    keys = ops.Picked(chosen.index, attention.keys.counts, chosen.located())
+    # Where more rows are lost than are recomputed, threads that race decide which ones wait.
+    limit = chosen.tokens if step.config.deterministic else min(REBASED, chosen.tokens)
+    lost, many = ops.exchange_(
+        memory, new, old, keys, spec.scale, step.config.rebase, state.slots, limit,
+        **attention.exchange_bias(),
+    )  # fmt: skip
+    rows = ((chosen.index, chosen.counts), (lost, many))
+    if attention.relative is None:
+        ops.recompute_(memory, rows, spec.scale, state.slots)
+    else:
+        for index, count in rows:
+            bias = attention.relative.bias(attention.heads(ops.gather(memory.query, index)), index)
+            ops.recompute_(memory, ((index, count),), spec.scale, state.slots, bias=bias)
+    rebased = many.clamp_max(limit)
+    return Attended(memory.out, qkv[0].dtype, rebased, waiting=many - rebased)
 
 
-def _exchange(
-    attention: GlobalAttention, others: Selection, old: tuple[Tensor, ...], new: tuple[Tensor, ...]
-) -> None:
-    """Swap the changed keys' share in the rows of queries that did not change."""
-    if others.width == 0:
-        return
-    state, spec, keys = attention.step.state, attention.spec, attention.keys
-    q = attention.heads(others.gather(attention.get("query")))
-    bias = None
-    if attention.relative is not None:
-        bias = attention.relative.bias_at(q, others.index, keys.index)
-    parts = [
-        ops.attend_partial(q, attention.heads(k), attention.heads(v), spec.scale, bias, keys.valid)
-        for k, v in (new, old)
-    ]
-    held = (
-        attention.heads(others.gather(attention.get("attended"))),
-        others.gather(attention.get("lse")).transpose(1, 2),
-        others.gather(attention.get("condition")).transpose(1, 2),
-    )
-    out, lse, condition = ops.merge_partial(held, parts[0], parts[1])
-    state.write(spec.slot("attended"), others, ops.join_heads(out))
-    state.write(spec.slot("lse"), others, lse.transpose(1, 2))
-    state.write(spec.slot("condition"), others, condition.transpose(1, 2))
-
-
-def _recompute(attention: GlobalAttention, rows: Selection) -> None:
-    """Ordinary attention for some queries, whose condition starts anew."""
-    if rows.width == 0:
-        return
-    state, spec = attention.step.state, attention.spec
-    q = attention.heads(rows.gather(attention.get("query")))
-    bias, relative = None, attention.relative
-    if relative is not None:
-        whole = rows.is_everything
-        bias = relative.bias_all(q) if whole else relative.bias(q, rows.index)
+def _flush_exact(attention: GlobalAttention, qkv: QKV) -> None:
+    """Ordinary attention of all queries, and what the exact rule keeps of it."""
+    state, spec, chosen = attention.step.state, attention.spec, attention.selection
+    named = zip(("query", "key", "value"), qkv, strict=True)
+    state.write_all({spec.slot(name): rows for name, rows in named}, chosen)
+    # From the buffers, as later steps read them: other strides round otherwise.
+    q = attention.heads(attention.get("query"))
     k, v = (attention.heads(attention.pooled(name)) for name in ("key", "value"))
-    out, lse = ops.attend_partial(q, k, v, spec.scale, bias)
-    state.write(spec.slot("attended"), rows, ops.join_heads(out))
-    state.write(spec.slot("lse"), rows, lse.transpose(1, 2))
-    state.write(spec.slot("condition"), rows, 1 + lse.abs().transpose(1, 2))
+    out, lse = ops.attend_partial(q, k, v, spec.scale, attention.bias_all(q))
+    found = lse.transpose(1, 2)
+    kept = {"attended": ops.join_heads(out), "lse": found, "condition": 1 + found.abs()}
+    for name, rows in kept.items():
+        state.write(spec.slot(name), chosen, rows.contiguous())
 
 
-RULES: dict[str, Callable[[GlobalAttention, QKV], tuple[Tensor, Tensor | None]]] = {
+def _swap_keys(
+    attention: GlobalAttention, qkv: QKV
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Write the new rows; the changed keys and values (B, J, H*d) as they are and as they were."""
+    state, spec, chosen = attention.step.state, attention.spec, attention.selection
+    state.write(spec.slot("query"), chosen, qkv[0])
+    names = (spec.slot("key"), spec.slot("value"))
+    if attention.step.config.pool > 1:
+        old = tuple(attention.keys.gather(attention.pooled(name)) for name in ("key", "value"))
+        state.write_all(dict(zip(names, qkv[1:], strict=True)), chosen)
+        new = tuple(attention.keys.gather(attention.pooled(name)) for name in ("key", "value"))
+        return (new[0], new[1]), (old[0], old[1])
+    buffers = (state.open(names[0], chosen), state.open(names[1], chosen))
+    new = (qkv[1], qkv[2])
+    return new, ops.swap_rows_(buffers, new, chosen.index, chosen.count, state.slots)
+
+
+RULES: dict[str, Callable[[GlobalAttention, QKV], Attended]] = {
     "dense": dense,
     "query": query,
     "delta": delta,

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from eventful import ops
 from eventful.errors import NonFiniteError, UnsupportedError
-from eventful.rules.attention import RULES, GlobalAttention
+from eventful.rules.attention import RULES, Attended, GlobalAttention
 from eventful.rules.gate import choose, gate
-from eventful.rules.resident_attention import RESIDENT_RULES
 from eventful.rules.spec import BlockSpec, is_layer_norm
 from eventful.rules.step import FlushRequired, Step
 from eventful.rules.windows import WindowedAttention, update_windows
@@ -36,18 +35,21 @@ def run_block(spec: BlockSpec, step: Step, x: Tensor, positions: Any = None) -> 
     if spec.first:
         _check_layout(spec, step, x)
     result = _GATINGS[step.config.gating](spec, step, x, positions)
-    if spec.last and step.resident is not None:
-        total = result.flatten(1).sum(dim=1, dtype=torch.float32)  # one pass finds NaN and Inf
-        step.resident.sound.copy_(total.isfinite())
-    elif spec.last and not torch.isfinite(result).all():
+    if spec.last:
+        _check_sound(step, step.inputs_of(spec.trunk, x).sound, result)
+    return result
+
+
+def _check_sound(step: Step, sound: Tensor, result: Tensor) -> None:
+    """Note which streams' outputs (B, N, D) are finite; raise where the step can be undone."""
+    total = result.flatten(1).sum(dim=1, dtype=torch.float32)  # one pass finds NaN and Inf
+    sound.copy_(total.isfinite())
+    if step.state.reversible and not sound.all():
         raise NonFiniteError(
             "NaN or Inf arose inside the model. The stream is as it was before this frame; check "
             "the frame's range, or run the model in a wider dtype (bf16 or fp32 instead of fp16).",
-            rows=tuple(
-                (~torch.isfinite(result).flatten(1).all(dim=1)).nonzero().flatten().tolist()
-            ),
+            rows=tuple((~sound).nonzero().flatten().tolist()),
         )
-    return result
 
 
 def _operator(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
@@ -57,7 +59,7 @@ def _operator(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
     qkv = spec.qkv(normed, chosen.index, positions)
     attended, work = _attend(spec, step, chosen, qkv, positions)
 
-    _, through, rows = gate(step, spec, "projection", attended)
+    _, through, rows = gate(step, spec, "projection", attended.tokens, stored=attended.stored)
     state.write(spec.slot("projection"), through, spec.projected(rows))
 
     y, passed, normed = gate(step, spec, "mlp", x, norm=spec.norm2, update=spec.slot("projection"))
@@ -75,16 +77,18 @@ def _attend(
     chosen: Selection,
     qkv: tuple[Tensor, Tensor, Tensor],
     positions: Any,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Attention outputs of all tokens under operator gating: (B, N, H*d), or their memory."""
+) -> tuple[Attended, dict[str, Tensor]]:
+    """Attention outputs of all tokens under operator gating, and the numbers to count by."""
     if spec.window is not None:
-        attended, windows = update_windows(step, spec, chosen, qkv, positions)
-        return attended, {"keys": chosen.counts, "windows": windows}
+        tokens, windows = update_windows(step, spec, chosen, qkv, positions)
+        return Attended(tokens), {"keys": chosen.counts, "windows": windows}
     attention = GlobalAttention.of(step, spec, chosen)
-    rules = RESIDENT_RULES if step.resident is not None else RULES
-    attended, rebased = rules[step.config.attention](attention, qkv)
+    attended = RULES[step.config.attention](attention, qkv)
     work = {"keys": attention.keys.counts}
-    return attended, work if rebased is None else {**work, "rebased": rebased}
+    for name in ("rebased", "waiting"):
+        number = getattr(attended, name)
+        work |= {} if number is None else {name: number}
+    return attended, work
 
 
 def _whole(
@@ -105,7 +109,7 @@ def _whole(
         work = {"keys": chosen.counts, "windows": touched}
     else:
         attention = GlobalAttention.of(step, spec, chosen)
-        fresh = (k, v) if step.resident is not None and chosen.is_everything else None
+        fresh = (k, v) if chosen.is_everything and step.config.pool == 1 else None
         attended = attention.selected_queries(q, fresh)
         work = {"keys": attention.keys.counts}
     y, normed = _add_norm(tokens, spec.project(attended), spec.project_scale, spec.norm2)

@@ -1,8 +1,14 @@
-"""Token gates (Section 4.1): compare with the reference, select, remember."""
+"""Token gates (Section 4.1): compare with the reference, select, remember.
+
+The same operations run on every device. Where the state is reversible, the host reads the report
+of the first gate at once: a bad frame raises, a scene cut flushes in the same step. Elsewhere
+nothing waits: a bad frame's writes are masked, and the host reads the report later.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,19 +16,60 @@ from torch import Tensor
 
 from eventful import ops
 from eventful.cost.fallback import Demand
-from eventful.errors import ConfigError, NonFiniteError
-from eventful.ops import sample
-from eventful.policies import (
-    GateContext,
-    dials_of,
-    refresh_period,
-    running,
-    select_by_stream,
-)
-from eventful.rules import resident
-from eventful.rules.spec import BlockSpec
-from eventful.rules.step import Step
+from eventful.errors import NonFiniteError
+from eventful.memory.state import MEMORY
+from eventful.policies import NoiseThreshold, memory_scope, params_of, refresh_period
+from eventful.rules.own_policies import select_by_policies
+from eventful.rules.spec import BlockSpec, is_layer_norm
+from eventful.rules.step import GateInputs, Step
 from eventful.tokens.selection import Selection
+
+UNCOUNTED = -1  # in a report: a flush has no memory to count the wanted tokens against
+LEADING = ("qkv", "block", "frame")  # kinds that may be the first gate of a trunk
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """One gate in one step.
+
+    Attributes:
+        name: full name, e.g. `blocks.3.qkv`.
+        leading: the first gate of its trunk.
+        inputs: what it reads besides the tokens.
+    """
+
+    step: Step
+    spec: BlockSpec
+    kind: str
+    name: str
+    leading: bool
+    inputs: GateInputs
+
+    @classmethod
+    def of(cls, step: Step, spec: BlockSpec, kind: str, tokens: Tensor) -> Gate:
+        """A gate that tokens (B, N, D) are about to pass."""
+        leading = spec.first and kind in LEADING
+        inputs = step.inputs_of(spec.trunk, tokens)
+        return cls(step, spec, kind, spec.gate_name(kind), leading, inputs)
+
+    @property
+    def reference(self) -> str:
+        """Name of the reference in the state."""
+        return f"{self.name}/reference"
+
+    @property
+    def previous(self) -> str:
+        """Name of the last frame's sample in the state."""
+        return f"{self.name}/previous"
+
+    @property
+    def samples(self) -> bool:
+        """Whether a sample of the tokens is compared with the last frame's, or was before."""
+        return (
+            self.inputs.noise is not None
+            or self.previous in self.step.state
+            or any(getattr(policy, "needs_change", False) for policy in self.step.policies)
+        )
 
 
 def gate(
@@ -33,27 +80,58 @@ def gate(
     *,
     norm: Any = None,
     update: str | None = None,
+    stored: torch.dtype | None = None,
 ) -> tuple[Tensor, Selection, Tensor]:
     """Pass tokens through a gate around an operator, and take those it lets through.
 
     Args:
-        x: (B, N, D).
+        x: (B, N, D), or a tensor of the state if `stored`.
         norm: stands before the operator; the gate looks before or after it (`Config.gate`).
-        update: slot of a buffer to add to the tokens first.
+        update: name of a buffer to add to the tokens first.
+        stored: `x` is a `raw` tensor of the state, to be seen in this dtype.
 
     Returns:
         The tokens with the update (B, N, D), the selection, and its normed tokens (B, M, D).
     """
-    if step.resident is not None:
-        return resident.gate(step, spec, kind, x, norm=norm, update=update)
-    tokens = x if update is None else step.state.added(x, update)
-    if norm is not None and step.config.gate == "after-norm":
-        normed = norm(tokens)
-        chosen = choose(step, spec, kind, normed)
-        return tokens, chosen, chosen.gather(normed)
-    chosen = choose(step, spec, kind, tokens)
-    rows = chosen.gather(tokens)
-    return tokens, chosen, rows if norm is None else norm(rows)
+    after = step.config.gate == "after-norm" and norm is not None
+    numbers = ops.LayerNorm(norm.weight, norm.bias, norm.eps) if is_layer_norm(norm) else None
+    if _in_parts(step) or (after and numbers is None):
+        tokens = x if stored is None else ops.held(x, step.state.slots).to(stored)
+        tokens = tokens if update is None else step.state.added(tokens, update)
+        seen = norm(tokens) if after else tokens
+        selection = choose(step, spec, kind, seen)
+        rows = selection.gather(seen)
+        return tokens, selection, rows if after or norm is None else norm(rows)
+    this, seen_norm = Gate.of(step, spec, kind, x), numbers if after else None
+    state, held = step.state, stored is not None
+    reference = state.raw(this.reference)
+    before = None if update is None else state.raw(update)
+    tokens, error = ops.gate_error(x, reference, state.slots, seen_norm, before, held)
+    sampled = _sample(this, tokens, seen_norm, held) if this.samples else None
+    selection = _select(this, {2.0: error}, sampled)
+    rows = ops.gate_rows(
+        tokens, state.open(this.reference, selection), selection.index, selection.count,
+        state.slots, seen_norm, held,
+    )  # fmt: skip
+    _remember(this, selection, sampled)
+    step.record_gate(this.name, selection, error)
+    return tokens, selection, rows if after or norm is None else norm(rows)
+
+
+def _in_parts(step: Step) -> bool:
+    """Whether the gates of a step compare, select and write apart, not in fused operations."""
+    orders = {policy.order for policy in step.policies}
+    return step.flush_all or step.config.reference != "update" or orders != {2.0}
+
+
+def _sample(this: Gate, tokens: Tensor, norm: ops.LayerNorm | None, stored: bool) -> Tensor:
+    """The tokens whose change is measured, as the gate sees them."""
+    state = this.step.state
+    drawn = ops.sample(tokens)
+    if stored:
+        drawn = ops.held(drawn.contiguous(), state.slots)
+    drawn = drawn.to(state.raw(this.reference).dtype)
+    return drawn if norm is None else norm.apply(drawn)
 
 
 def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection:
@@ -66,170 +144,228 @@ def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection
         The tokens to recompute. The reference u is updated for them, or for all tokens
         with `reference="previous"`.
     """
-    if step.resident is not None:
-        return resident.choose(step, spec, kind, current)
-    gate = spec.gate_name(kind)
-    leading = spec.first and kind in ("qkv", "block", "frame")
+    this, state = Gate.of(step, spec, kind, current), step.state
+    sampled = ops.sample(current) if this.samples else None
     errors: dict[float, Tensor] = {}
-    if not step.flush_all:
-        errors = _errors(step, gate, current, leading=leading)
-    if leading:
-        _check_finite(current, errors)
-        _flush_on_cut(step, gate, errors)
-    if step.flush_all:
-        selection = Selection.everything(current.shape[0], current.shape[1], current.device)
+    if not step.flush_all or (this.leading and this.inputs.count_wanted):
+        errors = _errors(this, current)
+        selection = _select(this, errors, sampled)
     else:
-        selection = _select(step, spec, kind, current, errors)
-        if leading and _runs_dense(step, selection):
-            step.flush([True] * selection.batch)
-            step.record.fallback = True
-            selection = replace(
-                Selection.everything(current.shape[0], current.shape[1], current.device),
-                wanted=selection.counts if selection.wanted is None else selection.wanted,
-            )
-    _remember(step, gate, current, selection)
-    step.record_gate(gate, selection, errors.get(step.policies[0].order))
+        selection = _flush(this, current)
+    if step.config.reference == "previous":
+        state.fill(this.reference, current)
+    else:
+        state.write(this.reference, selection, selection.gather(current))
+    _remember(this, selection, sampled)
+    step.record_gate(this.name, selection, errors.get(step.policies[0].order))
     return selection
 
 
-def _runs_dense(step: Step, selection: Selection) -> bool:
-    """Whether dense is cheaper than what the leading gate chose."""
-    if step.dense_if is None or step.flush_any:  # a cut in one stream says nothing of the others
-        return False
-    dials = (dials_of(policy, selection.tokens) for policy in step.policies)
-    budget = [dial is None or dial.budget for dial in dials]
-    counts = selection.counts.tolist()
-    wanted = counts if selection.wanted is None else selection.wanted.tolist()
-    pairs = zip(counts, wanted, budget, strict=True)
-    step.demand = Demand(max(count if fixed else most for count, most, fixed in pairs), max(counts))
-    return step.dense_if(step.demand)
-
-
-def _errors(step: Step, gate: str, current: Tensor, *, leading: bool) -> dict[float, Tensor]:
-    """Error norms by order: those the policies ask for, and L2 for scene cuts."""
-    reference = step.state[f"{gate}/reference"]
+def _errors(this: Gate, current: Tensor) -> dict[float, Tensor]:
+    """Error norms (B, N) by order: those the policies need, and L2 for scene cuts."""
+    step = this.step
     orders = {policy.order for policy in step.policies}
-    if leading and step.config.scene_cut is not None:
+    if this.leading and step.config.scene_cut is not None:
         orders.add(2.0)
-    return {order: ops.error_norm(current, reference, order) for order in sorted(orders)}
+    reference, slots = step.state.raw(this.reference), step.state.slots
+    return {order: ops.error_norm(current, reference, order, slots) for order in sorted(orders)}
 
 
-def _check_finite(current: Tensor, errors: dict[float, Tensor]) -> None:
-    values = next(iter(errors.values()), current)
-    if not torch.isfinite(values).all():
+def _flush(this: Gate, current: Tensor) -> Selection:
+    """All tokens (B, N, D), without a memory to compare them with."""
+    report = this.inputs.report
+    if this.leading:
+        report.fill_(UNCOUNTED)
+        report[:, 1] = torch.isfinite(current).flatten(1).all(dim=1)
+        report[:, 2] = 0
+        _take_report(this)
+    return _everything(this, current.shape[1], None)
+
+
+def _everything(this: Gate, tokens: int, wanted: Tensor | None) -> Selection:
+    """All tokens; where writes are masked, of the streams whose frame is finite.
+
+    Args:
+        wanted: (B,) tokens that wanted to pass; None where there was nothing to compare with.
+    """
+    report = this.inputs.report
+    everything = Selection.everything(len(report), tokens, report.device)
+    if this.step.state.reversible:
+        return replace(everything, wanted=wanted)
+    return replace(everything, count=(report[:, 1] > 0) * tokens, whole=True, wanted=wanted)
+
+
+def _select(this: Gate, errors: dict[float, Tensor], sampled: Tensor | None) -> Selection:
+    """Choose by the errors; a scene cut, or dense being cheaper, makes streams flush."""
+    step, inputs = this.step, this.inputs
+    error = _in_own_norm(step, errors)
+    level, learn = _level(this, sampled, error)
+    rule = _rule(this, level, error)
+    width = 1 if inputs.count_wanted else inputs.width
+    picked = ops.pick(error, rule, width, inputs.report)
+    if rule.scene is None and this.leading and step.config.scene_cut is not None:
+        _cut_by_l2(this, errors[2.0])
+    if this.leading:
+        _take_report(this)
+    learn()
+    wanted = inputs.report[:, 0].long() if this.leading else None  # a copy: the report is reused
+    selection = Selection.of(picked, error.shape[1], wanted)
+    if inputs.own_policies and not step.flush_all:
+        selection = select_by_policies(step, this.spec, this.kind, errors, sampled)
+    if this.leading and _runs_dense(step, selection):
+        step.flush([True] * selection.batch)
+        step.record.fallback = True
+        wanted = selection.counts if selection.wanted is None else selection.wanted
+    if step.flush_all:
+        return _everything(this, error.shape[1], wanted)
+    return selection.with_rows(step.flush_rows(error.device)) if step.flush_any else selection
+
+
+def _in_own_norm(step: Step, errors: dict[float, Tensor]) -> Tensor:
+    """(B, N) each stream's errors in the norm of its policy."""
+    orders = [policy.order for policy in step.policies]
+    if len(set(orders)) == 1:
+        return errors[orders[0]]
+    return torch.stack([errors[order][stream] for stream, order in enumerate(orders)])
+
+
+def _rule(this: Gate, level: Tensor, error: Tensor) -> ops.PickRule:
+    step, inputs = this.step, this.inputs
+    layout, config = step.layouts[this.spec.trunk], step.config
+    l2 = all(policy.order == 2.0 for policy in step.policies)
+    scenes = this.leading and config.scene_cut is not None and l2
+    return ops.PickRule(
+        level=level,
+        cap=inputs.cap,
+        prefix=layout.prefix if config.protect else 0,
+        suffix=layout.suffix if config.protect else 0,
+        period=None if config.max_age is None else refresh_period(config.max_age, this.spec.depth),
+        turn=inputs.turn,
+        leading=this.leading,
+        **(_scene(this, error) if scenes else {}),
+    )
+
+
+def _scene(this: Gate, error: Tensor) -> dict[str, Any]:
+    """The parts of a rule that follow the scene."""
+    step, name = this.step, f"{this.name}/scene"
+    cut = step.config.scene_cut
+    assert cut is not None
+    step.state.ensure(name, error[:, 0])
+    return {
+        "scene": step.state.open(name),
+        "cut": (cut.factor, cut.fraction, cut.momentum),
+        "slots": step.state.slots,
+        "hold": step.flush_rows(error.device) if step.flush_any and step.state.reversible else None,
+    }
+
+
+def _cut_by_l2(this: Gate, error: Tensor) -> None:
+    """Report scene cuts where the policies look at another norm."""
+    nothing = torch.zeros_like(this.inputs.cap)
+    rule = ops.PickRule(error.new_full((len(error),), torch.inf), nothing, **_scene(this, error))
+    report = torch.zeros_like(this.inputs.report)
+    ops.pick(error, rule, 1, report)
+    this.inputs.report[:, 2] = report[:, 2]
+
+
+def _take_report(this: Gate) -> None:
+    """The first gate's report is complete."""
+    step, report = this.step, this.inputs.report
+    this.inputs.gated()
+    if not step.state.reversible:
+        step.state.accept(report[:, 1] > 0)
+        return
+    rows = report.tolist()
+    if not all(row[1] for row in rows):
         raise NonFiniteError(
             "The embedded tokens contain NaN or Inf. The stream is as it was before this frame; "
             "check the decoder and the preprocessing, then go on with the next good frame."
         )
+    step.flush([bool(row[2]) for row in rows])
 
 
-def _flush_on_cut(step: Step, gate: str, errors: dict[float, Tensor]) -> None:
-    cut, slot = step.config.scene_cut, f"{gate}/scene"
-    if cut is None or not errors:
-        return
-    error = errors[2.0]
-    fresh = step.flush_rows(error.device)
-    level = step.state.tensors.get(slot)
-    if level is not None:
-        jumped = (error > cut.factor * level[:, None]).float().mean(dim=-1) > cut.fraction
-        step.flush((jumped & ~level.isnan()).tolist())
-    now = running(level, sample(error).median(dim=-1).values, cut.momentum)
-    before = torch.full_like(now, torch.nan) if level is None else level
-    step.state.fill(slot, torch.where(fresh, before, now), owned=True)
+def _runs_dense(step: Step, selection: Selection) -> bool:
+    """Whether dense is cheaper than what the first gate chose."""
+    if step.dense_if is None or step.flush_any:  # a cut in one stream says nothing of the others
+        return False
+    params = (params_of(policy, selection.tokens) for policy in step.policies)
+    budget = [one is None or one.budget for one in params]
+    counts = selection.counts.tolist()
+    wanted = counts if selection.wanted is None else selection.wanted.tolist()
+    pairs = zip(counts, wanted, budget, strict=True)
+    step.demand = Demand(max(count if fixed else want for count, want, fixed in pairs), max(counts))
+    return step.dense_if(step.demand)
 
 
-def _select(
-    step: Step, spec: BlockSpec, kind: str, current: Tensor, errors: dict[float, Tensor]
-) -> Selection:
-    gate = spec.gate_name(kind)
-    known = step.state.memory(gate)
-    context = GateContext(
-        gate=gate,
-        kind=kind,
-        block=spec.index,
-        frame=torch.tensor(step.state.frames, device=current.device) + 1,
-        protected=_protected(step, spec, current.device),
-        due=_due(step, spec, current),
-        age=step.state.tensors.get(f"{gate}/age"),
-        change=_change(step, gate, current),
-        memory=dict(known),
-    )
-    selection = select_by_stream(step.policies, errors, context)
-    if not isinstance(selection, Selection) or selection.shape != tuple(current.shape[:2]):
-        raise ConfigError(
-            f"The policy at gate {gate} must return a Selection of {current.shape[0]} streams "
-            f"x {current.shape[1]} tokens; build it with Selection.from_mask or Selection.top."
-        )
-    learned = {
-        name: value for name, value in context.memory.items() if value is not known.get(name)
-    }
-    if not step.flush_any:
-        step.state.keep_memory(gate, learned)
-        return selection
-    # A flushing stream's error says nothing about its noise: what its policy learned is dropped.
-    rows = step.flush_rows(current.device)
-    for name, value in learned.items():
-        before = known.get(name, torch.full_like(value, torch.nan))
-        keep = rows.view(-1, *[1] * (value.dim() - 1))
-        step.state.keep_memory(gate, {name: torch.where(keep, before, value)})
-    return selection.with_rows(rows)
+def _level(this: Gate, sampled: Tensor | None, error: Tensor) -> tuple[Tensor, Callable[[], None]]:
+    """(B,) the level in force: the policy's own, or that of the noise where it follows it.
+
+    Returns:
+        The level, and what stores it once the report shows whose frame was good and no cut.
+    """
+    state, inputs = this.step.state, this.inputs
+    if inputs.noise is None or sampled is None:
+        return inputs.level, lambda: None
+    k, momentum, inertia, follows = inputs.noise
+    state.ensure(this.previous, sampled)
+    reference = ops.sample(state.raw(this.reference)).contiguous()
+    kept = state[this.previous]
+    kept = torch.where(kept.isnan(), ops.held(reference, state.slots), kept)
+    level, learned = inputs.level, []
+    for order, rows in _noise_rows(this):
+        name = this.name + MEMORY + memory_scope(NoiseThreshold(order=order)) + "level"
+        state.ensure(name, error[:, 0])
+        before = state[name]
+        now = ops.error_norm(sampled, kept, order).median(dim=-1).values
+        after = ops.follow_level(before, now, inertia, momentum)
+        counts = follows > 0 if rows is None else rows
+        learned.append((name, before, after, counts))
+        level = torch.where(counts, k * after, level)
+
+    def learn() -> None:
+        for name, before, after, counts in learned:
+            sound = torch.isfinite(after) & counts & (inputs.report[:, 2] <= 0)
+            if this.step.flush_any and state.reversible:
+                sound = sound & ~this.step.flush_rows(sound.device)
+            state.fill(name, torch.where(sound, after, before), owned=True)
+
+    return level, learn
 
 
-def _protected(step: Step, spec: BlockSpec, device: torch.device) -> Tensor | None:
-    if not step.config.protect:
-        return None
-    layout = step.layouts[spec.trunk]
-    mask: Tensor | None = step.shared(("protected", spec.trunk), lambda: layout.protected(device))
-    return mask
+def _noise_rows(this: Gate) -> list[tuple[float, Tensor | None]]:
+    """The norms of policies that follow the noise, each with its streams (B,); None for all."""
+    policies = this.step.policies
+    follow = [policy if isinstance(policy, NoiseThreshold) else None for policy in policies]
+    orders = sorted({policy.order for policy in follow if policy is not None})
+    if len(orders) <= 1:
+        return [(order, None) for order in orders or [2.0]]
+    device = this.inputs.cap.device
+    return [
+        (order, torch.tensor([p is not None and p.order == order for p in follow], device=device))
+        for order in orders
+    ]
 
 
-def _due(step: Step, spec: BlockSpec, current: Tensor) -> Tensor | None:
-    """Tokens (B, N) whose turn to be refreshed it is; None without `max_age`."""
-    if step.config.max_age is None:
-        return None
-    period = refresh_period(step.config.max_age, spec.depth)
-
-    def make() -> Tensor:
-        turn = (torch.tensor(step.state.frames, device=current.device) + 1) % period
-        return torch.arange(current.shape[1], device=current.device) % period == turn[:, None]
-
-    due: Tensor = step.shared(("due", period, current.shape[1]), make)
-    return due
-
-
-def _wants_change(step: Step) -> list[bool]:
-    return [bool(getattr(policy, "needs_change", False)) for policy in step.policies]
-
-
-def _change(step: Step, gate: str, current: Tensor) -> Tensor | None:
-    """Frame-to-frame change of the sampled tokens, in each stream's own norm."""
-    if not any(_wants_change(step)):
-        return None
-    state, slot = step.state, f"{gate}/previous"
-    # A policy assigned in mid-stream has no previous frame yet; the reference stands in.
-    before = sample(state[f"{gate}/reference"])
-    if slot in state:
-        before = torch.where(state[slot].isnan(), before, state[slot])
-    sampled = sample(current)
-    orders = [policy.order for policy in step.policies]
-    norms = {order: ops.error_norm(sampled, before, order) for order in set(orders)}
-    return torch.stack([norms[order][stream] for stream, order in enumerate(orders)])
-
-
-def _remember(step: Step, gate: str, current: Tensor, selection: Selection) -> None:
-    state = step.state
-    if step.config.reference == "previous":
-        state.fill(f"{gate}/reference", current)
-    else:
-        state.write(f"{gate}/reference", selection, selection.gather(current))
-    wanted = _wants_change(step)
-    if any(wanted) or f"{gate}/previous" in state:
+def _remember(this: Gate, selection: Selection, sampled: Tensor | None) -> None:
+    """Keep what the next frame is compared with, and the ages of the tokens."""
+    step, state = this.step, this.step.state
+    if sampled is not None:
         # A sample kept past the policy that wanted it would pass for the last frame later on.
-        unwanted = ~torch.tensor(wanted, device=current.device)[:, None, None]
-        kept = sample(current).masked_fill(unwanted, torch.nan)
-        state.fill(f"{gate}/previous", kept, owned=True)
-    if step.config.max_age is not None:
-        slot = f"{gate}/age"
-        selected = selection.mask()
-        before = state[slot] if slot in state else torch.zeros_like(selected, dtype=torch.int32)
-        state.fill(slot, (before + 1).masked_fill(selected, 0), owned=True)
+        wanted = _wants_sample(this)
+        kept = torch.full_like(sampled, torch.nan)
+        if wanted is not None:
+            kept = torch.where(wanted[:, None, None], sampled, kept)
+        state.fill(this.previous, kept, owned=True)
+    if step.config.max_age is not None and state.reversible:  # for policies of the user's own
+        name, selected = f"{this.name}/age", selection.mask()
+        before = state[name] if name in state else torch.zeros_like(selected, dtype=torch.int32)
+        state.fill(name, (before + 1).masked_fill(selected, 0), owned=True)
+
+
+def _wants_sample(this: Gate) -> Tensor | None:
+    """(B,) streams whose policy compares with the last frame; None if none does."""
+    if not this.inputs.own_policies:
+        return None if this.inputs.noise is None else this.inputs.noise[3] > 0
+    wants = [bool(getattr(policy, "needs_change", False)) for policy in this.step.policies]
+    return torch.tensor(wants, device=this.inputs.cap.device)

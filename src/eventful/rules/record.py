@@ -129,6 +129,12 @@ class StepRecord:
         return next((gate.mask for gate in self.gates.values()), None)
 
     @property
+    def waiting(self) -> int:
+        """Rows of attention whose recomputation waits for the next steps (rule `exact`)."""
+        return sum(int(block.work["waiting"].sum()) for block in self.blocks.values()
+                   if "waiting" in block.work)  # fmt: skip
+
+    @property
     def macs(self) -> int:
         """Operations of the step over all streams, in the paper's convention."""
         return sum(operations.total for operations in self.operations())

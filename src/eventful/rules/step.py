@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from eventful import ops
 from eventful.config import Config
 from eventful.cost.counting import BlockShape
 from eventful.cost.fallback import Demand
 from eventful.memory.state import StreamState
-from eventful.policies import Policy
+from eventful.policies import Policy, SelectionParams, params_of
 from eventful.rules.record import BlockRecord, GateRecord, StepRecord
 from eventful.tokens.layout import TokenLayout
 from eventful.tokens.selection import Selection
@@ -24,32 +26,54 @@ class FlushRequired(Exception):
 
 
 @dataclass
-class Resident:
-    """The parts of a step that lives on the device whole, as tensors there.
+class GateInputs:
+    """What the gates of a trunk read in one step, as tensors where its tokens are.
 
     Attributes:
-        width: slots of every selection, M.
         turn: (B,) frames since each stream's last flush, this one included.
         level, cap: (B,) of each stream's policy, see `ops.PickRule`.
         noise: (4, B) k, momentum, inertia and whether it counts, of policies that follow the
             noise; None if no stream has one.
         report: (B, ops.REPORT) int32, see `ops.pick`.
-        dense: all tokens are updated, and those that wanted to pass are counted first.
         sound: (B,) whether all outputs were finite; set by the last block.
-        kind: dtype of the tokens, set by the first gate.
-        gated: called once the report is complete, before the blocks run.
+        width: slots of every selection, M; None for as many as pass.
+        own_policies: some policy has no parameters, so that all policies' `select` is called.
+        count_wanted: all tokens are updated, and those that wanted to pass are counted first.
+        gated: called once the report of the first gate is complete.
     """
 
-    width: int
     turn: Tensor
     level: Tensor
     cap: Tensor
     noise: Tensor | None
     report: Tensor
     sound: Tensor
-    dense: bool = False
-    kind: torch.dtype = torch.float32
+    width: int | None = None
+    own_policies: bool = False
+    count_wanted: bool = False
     gated: Callable[[], None] = lambda: None
+
+    @classmethod
+    def of(
+        cls, policies: Sequence[Policy], frames: Sequence[int], tokens: int, device: torch.device
+    ) -> GateInputs:
+        """Of the streams' policies, for a step that may ask the host."""
+        found = [params_of(policy, tokens) for policy in policies]
+        own = None in found
+        params = [SelectionParams(math.inf, 0) if own or one is None else one for one in found]
+        noise = None
+        if any(one.noise is not None for one in params):
+            rows = [(*(one.noise or (0.0, 0.0, 0.0)), one.noise is not None) for one in params]
+            noise = torch.tensor(rows, device=device).T
+        return cls(
+            turn=torch.tensor(frames, device=device) + 1,
+            level=torch.tensor([one.level for one in params], device=device),
+            cap=torch.tensor([one.cap for one in params], device=device),
+            noise=noise,
+            report=torch.zeros(len(params), ops.REPORT, dtype=torch.int32, device=device),
+            sound=torch.ones(len(params), dtype=torch.bool, device=device),
+            own_policies=own,
+        )
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -83,7 +107,7 @@ class Step:
         compact: trunks whose blocks now pass only the selected tokens on.
         cache: values shared by the blocks of one step, e.g. the tokens due for a refresh.
         constants: values that depend on the weights and sizes alone, kept from step to step.
-        resident: what a step needs that runs without asking the host; None for one that may ask.
+        inputs: what the gates read, by trunk; made from the policies where it is missing.
         track: takes over the blocks' calls, to record or to replay them; None to run them.
         structure: which modules and parameters the model is made of, see `weights.Census`.
     """
@@ -101,12 +125,20 @@ class Step:
     compact: set[str] = field(default_factory=set)
     cache: dict[Any, Any] = field(default_factory=dict)
     constants: dict[Any, Any] = field(default_factory=dict)
-    resident: Resident | None = None
+    inputs: dict[str, GateInputs] = field(default_factory=dict)
     track: Track | None = None
     structure: int | None = None
 
     def __post_init__(self) -> None:
         self.record = StepRecord(self.config, self.flushing, self.layouts)
+
+    def inputs_of(self, trunk: str, tokens: Tensor) -> GateInputs:
+        """What the gates of a trunk with tokens (B, N, D) read."""
+        if trunk not in self.inputs:
+            self.inputs[trunk] = GateInputs.of(
+                self.policies, self.state.frames, tokens.shape[1], tokens.device
+            )
+        return self.inputs[trunk]
 
     @property
     def flush_all(self) -> bool:

@@ -38,8 +38,8 @@ __all__ = [
     "block_shapes",
     "convert",
     "find_session",
+    "global_attention",
     "inspect",
-    "plain_attention",
     "restore",
 ]
 
@@ -245,7 +245,7 @@ def find_session(model: nn.Module) -> Session | None:
     return found[0] if found else None
 
 
-def plain_attention(session: Session) -> bool:
+def global_attention(session: Session) -> bool:
     """Whether the attention of every converted block is global, without relative position."""
     placed = (vars(module).get(attribute) for module, attribute, _ in session.placed)
     specs = [forward.spec for forward in placed if isinstance(forward, BlockForward)]

@@ -40,7 +40,7 @@ class PatchForward:
         """Embed (B, C, height, width) as (B, D, rows, columns)."""
         step = self.session.step
         module = self.module
-        if step is None or step.resident is None or args or kwargs or image.dim() != 4:
+        if step is None or step.state.reversible or args or kwargs or image.dim() != 4:
             result: Tensor = type(module).forward(module, image, *args, **kwargs)
             return result
         tall, wide = module.kernel_size

@@ -19,7 +19,7 @@ from eventful.surgery.adapter import Adapter
 from eventful.surgery.original import Original
 
 if TYPE_CHECKING:  # the engine is above this package and is not imported from here
-    from eventful.engine.residence import Residence
+    from eventful.engine.store import DeviceStore
 
 Part = nn.Module | Tensor | None
 
@@ -59,7 +59,7 @@ class Session:
     revision: int = 0
     placed: list[tuple[nn.Module, str, dict[str, object]]] = field(default_factory=list, repr=False)
     handles: list[RemovableHandle] = field(default_factory=list, repr=False)
-    residences: dict[Hashable, Residence] = field(default_factory=dict, repr=False)
+    residences: dict[Hashable, DeviceStore] = field(default_factory=dict, repr=False)
     costs: dict[str, Costs] = field(default_factory=dict, repr=False)
     parts: list[ref[nn.Module | Tensor] | None] = field(default_factory=list, repr=False)
     structure: int = 0

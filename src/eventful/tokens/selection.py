@@ -45,6 +45,14 @@ class Selection:
         return cls(torch.empty(batch, 0, dtype=torch.int64, device=device), tokens)
 
     @classmethod
+    def of(cls, picked: ops.Picked, tokens: int, wanted: Tensor | None = None) -> Selection:
+        """What a gate picked of N tokens."""
+        count: Tensor | None = picked.count
+        if picked.places is None and _all_count(picked):  # the host knows the number already
+            count = None
+        return cls(picked.index, tokens, count, picked.places, wanted=wanted)
+
+    @classmethod
     def top(cls, score: Tensor, count: int | Tensor) -> Selection:
         """The `count` highest scores (B, N) of each stream; `count` may differ by stream, (B,)."""
         batch, tokens = score.shape
@@ -63,16 +71,8 @@ class Selection:
     @classmethod
     def from_mask(cls, mask: Tensor) -> Selection:
         """The tokens where `mask` (B, N) is true."""
-        batch, tokens = mask.shape
-        count = mask.sum(dim=-1)
-        longest = int(count.max()) if batch else 0
-        if longest == 0:
-            return cls.nothing(batch, tokens, mask.device)
-        index = (~mask).to(torch.uint8).argsort(dim=-1, stable=True)[:, :longest]
-        if int(count.min()) == longest:
-            return cls(index, tokens)
-        valid = torch.arange(longest, device=mask.device) < count[:, None]
-        return cls(torch.where(valid, index, index[:, :1]), tokens, count)
+        index, count = ops.indices_of(mask)
+        return cls(index, mask.shape[1], count)
 
     @property
     def batch(self) -> int:
@@ -116,6 +116,18 @@ class Selection:
         mask.scatter_(1, self.index, True)
         return mask & (self.count > 0)[:, None]
 
+    def located(self) -> Tensor:
+        """`places`, worked out where they are not known."""
+        if self.places is not None:
+            return self.places
+        slot = torch.arange(self.width, dtype=torch.int32, device=self.index.device)
+        slots = slot.expand(self.batch, -1)
+        if self.count is not None:  # a padded slot repeats the first token, which is slot 0
+            slots = torch.where(slots < self.count[:, None], slots, 0)
+            slots = torch.where((self.count > 0)[:, None], slots, -1)
+        places = torch.full((self.batch, self.tokens), -1, dtype=torch.int32, device=slot.device)
+        return places.scatter_(1, self.index, slots)
+
     def complement(self) -> Selection:
         """The tokens not selected."""
         return Selection.from_mask(~self.mask())
@@ -141,3 +153,8 @@ class Selection:
                 kept, values.to(destination.dtype), ops.gather(destination, self.index, dim)
             )
         ops.scatter_(destination, self.index, values, dim)
+
+
+def _all_count(picked: ops.Picked) -> bool:
+    """Whether every slot of every stream counts."""
+    return bool((picked.count == picked.index.shape[1]).all())

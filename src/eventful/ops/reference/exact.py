@@ -52,7 +52,7 @@ class ExactMemory:
 def gate_error(
     current: Tensor,
     reference_: Tensor,
-    slots: Tensor,
+    slots: Tensor | None,
     norm: LayerNorm | None = None,
     update: Tensor | None = None,
     stored: bool = False,
@@ -81,8 +81,8 @@ def gate_rows(
     current: Tensor,
     reference_: Tensor,
     index: Tensor,
-    count: Tensor,
-    slots: Tensor,
+    count: Tensor | None,
+    slots: Tensor | None,
     norm: LayerNorm | None = None,
     stored: bool = False,
 ) -> Tensor:
@@ -91,7 +91,7 @@ def gate_rows(
     Args:
         current: (B, N, D), or a memory (S, N, D) if `stored`.
         reference_: (S, N, D), written.
-        index, count: (B, M) and (B,), the selection.
+        index, count: (B, M) and (B,), the selection; None for a count of M everywhere.
         norm: the gate looks at normed tokens.
     """
     tokens = held(current, slots) if stored else current
@@ -113,30 +113,33 @@ def exchange_(
     picked: Picked,
     scale: float,
     rebase: float,
-    slots: Tensor,
+    slots: Tensor | None,
     width: int,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Swap the share of the changed keys in the rows of queries that did not change.
 
     Args:
-        new, old: keys and values (B, M, H*d) of the changed tokens, as they are and as they were.
+        new, old: keys and values (B, J, H*d) of the changed tokens, as they are and as they were.
+        picked: the changed queries; its counts are those of the keys, too.
         rebase: condition beyond which a row must be recomputed, or twice a fresh row's.
         width: R.
+        bias: (B, H, N, J) added to the logits; None without.
 
     Returns:
-        Rows that must be recomputed, (B, R) in any order, and how many there are, (B,): where
-        they are more than R, the others wait for the next step.
+        Rows that must be recomputed, (B, R), the worst first, and how many there are, (B,):
+        where they are more than R, the others wait for the next step.
     """
-    heads, index = memory.heads, picked.index
+    heads = memory.heads
 
     def split(tokens: Tensor) -> Tensor:
         return split_heads(tokens, heads)
 
     kept = ("query", "out", "lse", "condition")
     own = {name: held(getattr(memory, name), slots) for name in kept}
-    valid = torch.arange(index.shape[1], device=index.device) < picked.count[:, None]
+    valid = torch.arange(new[0].shape[1], device=new[0].device) < picked.count[:, None]
     q = split(own["query"])
-    parts = [attend_partial(q, split(k), split(v), scale, None, valid) for k, v in (new, old)]
+    parts = [attend_partial(q, split(k), split(v), scale, bias, valid) for k, v in (new, old)]
     state = (
         split(own["out"]),
         own["lse"].transpose(1, 2),
@@ -146,15 +149,29 @@ def exchange_(
     lost = condition.isinf()
     out = torch.where(lost[..., None], state[0], out)
     lse = torch.where(lost, state[1], lse)
+    assert picked.places is not None
     stays = ((picked.places >= 0) | (picked.count == 0)[:, None])[:, None]  # (B, 1, N)
     out = torch.where(stays[..., None], state[0], out)
     lse, condition = torch.where(stays, state[1], lse), torch.where(stays, state[2], condition)
-    memory.out.index_copy_(0, slots, join_heads(out))
-    memory.lse.index_copy_(0, slots, lse.transpose(1, 2).contiguous())
-    memory.condition.index_copy_(0, slots, condition.transpose(1, 2).contiguous())
+    rows = torch.arange(len(q), device=q.device) if slots is None else slots
+    memory.out.index_copy_(0, rows, join_heads(out))
+    memory.lse.index_copy_(0, rows, lse.transpose(1, 2).contiguous())
+    memory.condition.index_copy_(0, rows, condition.transpose(1, 2).contiguous())
+    return lost_rows(lse.transpose(1, 2), condition.transpose(1, 2), stays[:, 0], rebase, width)
+
+
+def lost_rows(
+    lse: Tensor, condition: Tensor, stays: Tensor, rebase: float, width: int
+) -> tuple[Tensor, Tensor]:
+    """The rows whose condition is beyond its limit, as `exchange_` returns them.
+
+    Args:
+        lse, condition: (B, N, H).
+        stays: (B, N) rows that are not looked at.
+    """
     # A fresh row starts at 1 + |L|, so the limit must lie above that, or it would never rest.
     limit = (2 * (1 + lse.abs())).clamp_min(rebase)
-    beyond = (condition / limit).amax(dim=1).masked_fill(stays[:, 0], 0.0)
+    beyond = (condition / limit).amax(dim=-1).masked_fill(stays, 0.0)
     worst = beyond.argsort(dim=-1, descending=True, stable=True)
     return worst[:, :width].contiguous(), (beyond > 1).sum(dim=-1)
 
@@ -163,18 +180,20 @@ def recompute_(
     memory: ExactMemory,
     rows: tuple[tuple[Tensor, Tensor], ...],
     scale: float,
-    slots: Tensor,
+    slots: Tensor | None,
+    bias: Tensor | None = None,
 ) -> None:
     """Ordinary attention for the queries of some rows, whose condition starts anew.
 
     Args:
         rows: pairs of index (B, M) and count (B,), which may be larger than M.
+        bias: (B, H, M, N) added to the logits of one list of rows; None without.
     """
     heads = memory.heads
     k, v = (split_heads(held(part, slots), heads) for part in (memory.key, memory.value))
     for index, count in rows:
         q = gather(held(memory.query, slots), index)
-        out, lse = attend_partial(split_heads(q, heads), k, v, scale)
+        out, lse = attend_partial(split_heads(q, heads), k, v, scale, bias)
         found = lse.transpose(1, 2).contiguous()
         write_rows_(
             (memory.out, memory.lse, memory.condition),

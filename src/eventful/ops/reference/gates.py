@@ -55,6 +55,7 @@ class PickRule:
         scene: (S,) running median of the error, for scene cuts, updated; None without.
         cut: factor, fraction and momentum of the scene cut.
         slots: (B,) row of `scene` that belongs to each stream; None if row b does.
+        hold: (B,) streams whose frame says nothing about the scene; None for none.
     """
 
     level: Tensor
@@ -67,6 +68,7 @@ class PickRule:
     scene: Tensor | None = None
     cut: tuple[float, float, float] | None = None
     slots: Tensor | None = None
+    hold: Tensor | None = None
 
     def forced(self, tokens: int) -> Tensor:
         """(B, N) tokens that pass whatever their error."""
@@ -84,14 +86,15 @@ class Picked:
     """Tokens that pass a gate.
 
     Attributes:
-        index: (B, M) tokens, forced ones first, then by falling error; padded with the first.
+        index: (B, M) tokens, padded with the first.
         count: (B,) slots that count.
-        places: (B, N) slot of each token, -1 for those that do not pass.
+        places: (B, N) slot of each token, -1 for those that do not pass; None where `pick` may
+            ask the host.
     """
 
     index: Tensor
     count: Tensor
-    places: Tensor
+    places: Tensor | None
 
 
 def wanted_tokens(
@@ -116,23 +119,23 @@ def wanted_tokens(
     return torch.where(level == -torch.inf, allowed, least + by_error), allowed
 
 
-def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
-    """Choose tokens by their error, forced ones first, without asking the host.
+def pick(error: Tensor, rule: PickRule, width: int | None, report: Tensor) -> Picked:
+    """Choose tokens by their error, forced ones first.
 
     Where more than `width` may pass, those with the largest errors do and the others wait
-    for the next frame. A stream with an error that is not finite lets nothing through, so that
-    its memory stays as it was.
+    for the next frame. Of equal errors the first token wins. A stream with an error that is not
+    finite lets nothing through, so that its memory stays as it was.
 
     Args:
         error: (B, N).
-        width: M.
+        width: M; the tokens come forced ones first, then by falling error. None for as many as
+            pass, in ascending order: this asks the host how many they are.
         report: (B, REPORT) int32, written. Column 0: tokens that wanted to pass the leading gate,
             before the cap. 1: whether all errors were finite. 2: whether the scene was cut.
             3: tokens that the cap let pass, the most at any gate of the step. 4 is not `pick`'s:
             whether the weights were written to.
     """
-    batch, tokens = error.shape
-    forced = rule.forced(tokens)
+    forced = rule.forced(error.shape[1])
     finite = torch.isfinite(error).all(dim=-1)
     if not rule.leading:  # a frame that was bad at the first gate changes nothing later on
         finite = finite & (report[:, 1] > 0)
@@ -140,26 +143,58 @@ def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
         torch.where(finite, number, 0)
         for number in wanted_tokens(error, rule.level, rule.cap, forced)
     )
-    count = allowed.clamp_max(width)
     order = error.masked_fill(forced, torch.inf).argsort(dim=-1, descending=True, stable=True)
-    valid = torch.arange(width, device=error.device) < count[:, None]
+    picked = _fitting(order, allowed) if width is None else _padded(order, allowed, width)
+    if not rule.leading:
+        report[:, 3] = torch.maximum(report[:, 3], allowed.to(report.dtype))
+        return picked
+    jumped = torch.zeros_like(finite) if rule.scene is None else _follow_scene(error, rule, finite)
+    report[:, 0], report[:, 1], report[:, 2], report[:, 3] = wanted, finite, jumped, allowed
+    return picked
+
+
+def _padded(order: Tensor, allowed: Tensor, width: int) -> Picked:
+    """The first of `order` (B, N) in a fixed number of slots."""
+    count = allowed.clamp_max(width)
+    valid = torch.arange(width, device=order.device) < count[:, None]
     first = torch.where(count > 0, order[:, 0], 0)
     index = torch.where(valid, order[:, :width], first[:, None])
     rank = order.argsort(dim=-1)
-    places = torch.where(rank < count[:, None], rank, -1).to(torch.int32)
-    if not rule.leading:
-        report[:, 3] = torch.maximum(report[:, 3], allowed.to(report.dtype))
-        return Picked(index, count, places)
-    jumped = torch.zeros_like(finite)
-    if rule.scene is not None and rule.cut is not None:
-        factor, fraction, momentum = rule.cut
-        before = held(rule.scene, rule.slots)
-        known = ~before.isnan()
-        jumped = known & ((error > factor * before[:, None]).float().mean(dim=-1) > fraction)
-        now = sample(error).median(dim=-1).values
-        after = torch.where(known, now + momentum * (before - now), now)
-        after = torch.where(finite, after, before)
-        rows = torch.arange(batch, device=error.device) if rule.slots is None else rule.slots
-        rule.scene.index_copy_(0, rows, after)
-    report[:, 0], report[:, 1], report[:, 2], report[:, 3] = wanted, finite, jumped, allowed
-    return Picked(index, count, places)
+    return Picked(index, count, torch.where(rank < count[:, None], rank, -1).to(torch.int32))
+
+
+def _fitting(order: Tensor, allowed: Tensor) -> Picked:
+    """The first of `order` (B, N) in as many slots as the longest row needs, ascending."""
+    longest = int(allowed.max()) if len(allowed) else 0
+    valid = torch.arange(longest, device=order.device) < allowed[:, None]
+    index = torch.where(valid, order[:, :longest], order.shape[1]).sort(dim=-1).values
+    first = torch.where(allowed > 0, index[:, :1].sum(dim=-1), 0)
+    return Picked(torch.where(valid, index, first[:, None]), allowed, None)
+
+
+def _follow_scene(error: Tensor, rule: PickRule, finite: Tensor) -> Tensor:
+    """(B,) whether the scene was cut; the running level moves toward the median of a sample."""
+    assert rule.scene is not None
+    assert rule.cut is not None
+    factor, fraction, momentum = rule.cut
+    before = held(rule.scene, rule.slots)
+    known, moves = ~before.isnan(), finite
+    if rule.hold is not None:
+        known, moves = known & ~rule.hold, moves & ~rule.hold
+    jumped = known & ((error > factor * before[:, None]).float().mean(dim=-1) > fraction)
+    now = sample(error).median(dim=-1).values
+    after = torch.where(before.isnan(), now, now + momentum * (before - now))
+    rows = torch.arange(len(error), device=error.device) if rule.slots is None else rule.slots
+    rule.scene.index_copy_(0, rows, torch.where(moves, after, before))
+    return jumped
+
+
+def follow_level(before: Tensor, now: Tensor, rising: Tensor, falling: Tensor) -> Tensor:
+    """An exponential average (B,) that rises and falls at different speeds.
+
+    Args:
+        before: NaN where there is none yet: it starts with `now`.
+        rising, falling: share of the old value that is kept, below and above the new one.
+    """
+    kept = torch.where(now > before, rising, falling)
+    return torch.where(before.isnan(), now, now + kept * (before - now))

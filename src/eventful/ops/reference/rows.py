@@ -16,6 +16,23 @@ def held(memory: Tensor, slots: Tensor | None) -> Tensor:
     return memory if slots is None else take_slots(memory, slots)
 
 
+def indices_of(mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The places where `mask` (B, N) is true, ascending, (B, M); M is the longest row's number.
+
+    Short rows are padded by repeating their first place. Asks the host how many there are.
+
+    Returns:
+        The places, and (B,) how many of a row count; None where all do.
+    """
+    count = mask.sum(dim=-1)
+    longest = int(count.max()) if len(mask) else 0
+    index = (~mask).to(torch.uint8).argsort(dim=-1, stable=True)[:, :longest]
+    if longest == 0 or int(count.min()) == longest:
+        return index, None
+    valid = torch.arange(longest, device=mask.device) < count[:, None]
+    return torch.where(valid, index, index[:, :1]), count
+
+
 def _expand(index: Tensor, like: Tensor, dim: int) -> Tensor:
     """Index (B, M) broadcast to the shape of `like` with M along `dim`."""
     shape = [1] * like.dim()
@@ -73,8 +90,8 @@ def swap_rows_(
     buffers: tuple[Tensor, Tensor],
     rows: tuple[Tensor, Tensor],
     index: Tensor,
-    count: Tensor,
-    slots: Tensor,
+    count: Tensor | None,
+    slots: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Write rows (B, M, D) as `write_rows_` does, and return what stood there before.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from eventful.ops.reference import ExactMemory
+from eventful.ops.reference import ExactMemory, PickRule
 from eventful.ops.triton.attention import attend, attend_partial, relative_logits
 from eventful.ops.triton.exact import add_held, exchange_, gate_error, gate_rows, recompute_
 from eventful.ops.triton.gates import MOST_TOKENS, error_norm, pick
@@ -98,7 +98,11 @@ def _error_norm(
     return None if current.shape[-1] <= _WIDEST else f"tokens are wider than {_WIDEST}"
 
 
-def _pick(error: Tensor, *rest: object, **named: object) -> str | None:
+def _pick(error: Tensor, rule: PickRule, width: int | None, *rest: object) -> str | None:
+    if width is None:
+        return "it needs a fixed number of slots"
+    if rule.hold is not None:
+        return "it follows the scene of every stream"
     if not error.is_contiguous():
         return "the errors are not contiguous"
     most = error.shape[-1] <= MOST_TOKENS
@@ -159,12 +163,65 @@ def _take_slots(memory: Tensor, slots: Tensor) -> str | None:
 
 
 def _gate(current: Tensor, reference_: Tensor, *rest: object, **named: object) -> str | None:
+    return _tokens(current, reference_)
+
+
+def _gate_error(
+    current: Tensor, reference_: Tensor, slots: Tensor | None, *rest: object, **named: object
+) -> str | None:
+    return _tokens(current, reference_) if slots is not None else _NO_SLOTS
+
+
+def _gate_rows(
+    current: Tensor,
+    reference_: Tensor,
+    index: Tensor,
+    count: Tensor | None,
+    slots: Tensor | None,
+    *rest: object,
+    **named: object,
+) -> str | None:
+    return _NO_SLOTS if slots is None or count is None else _tokens(current, reference_)
+
+
+_NO_SLOTS = "it needs slots and counts"
+
+
+def _tokens(current: Tensor, reference_: Tensor) -> str | None:
     if not (current.is_contiguous() and reference_.is_contiguous()):
         return "the tokens are not contiguous"
     return None if current.shape[-1] <= _WIDEST else f"tokens are wider than {_WIDEST}"
 
 
-def _exact(memory: ExactMemory, *rest: object, **named: object) -> str | None:
+def _exchange(
+    memory: ExactMemory,
+    new: object,
+    old: object,
+    picked: object,
+    scale: float,
+    rebase: float,
+    slots: Tensor | None,
+    width: int,
+    bias: Tensor | None = None,
+) -> str | None:
+    return _exact(memory, slots, bias)
+
+
+def _recompute(
+    memory: ExactMemory,
+    rows: object,
+    scale: float,
+    slots: Tensor | None,
+    bias: Tensor | None = None,
+) -> str | None:
+    return _exact(memory, slots, bias)
+
+
+def _exact(memory: ExactMemory, slots: Tensor | None, bias: Tensor | None) -> str | None:
+    if slots is None:
+        return _NO_SLOTS
+    if bias is not None:
+        return "it knows no relative position"
     if memory.query.shape[-1] // memory.heads > 256:
         return "heads are wider than 256"
     whole = all(part.is_contiguous() for part in vars(memory).values())
@@ -180,8 +237,8 @@ _CHECKS: dict[str, Callable[..., str | None]] = {
     "attend_windows": _attend_windows,
     "take_slots": _take_slots,
     "add_held": _gate,
-    "gate_error": _gate,
-    "gate_rows": _gate,
-    "exchange_": _exact,
-    "recompute_": _exact,
+    "gate_error": _gate_error,
+    "gate_rows": _gate_rows,
+    "exchange_": _exchange,
+    "recompute_": _recompute,
 }

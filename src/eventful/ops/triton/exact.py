@@ -271,6 +271,7 @@ def exchange_(
     rebase: float,
     slots: Tensor,
     width: int,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `reference.exchange_`; of too many rows the first found are taken, not the worst."""
     kind, head = memory.query.dtype, memory.query.shape[2] // memory.heads
@@ -404,6 +405,7 @@ def recompute_(
     rows: tuple[tuple[Tensor, Tensor], ...],
     scale: float,
     slots: Tensor,
+    bias: Tensor | None = None,
 ) -> None:
     """See `reference.recompute_`; two lists of rows at most."""
     head = memory.query.shape[2] // memory.heads

@@ -1,0 +1,418 @@
+"""Steps that never wait for the host: their reports are read one frame later."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from eventful import ops
+from eventful.config import Config
+from eventful.cost.fallback import Demand, Timing
+from eventful.cost.times import ENOUGH, start_clock
+from eventful.engine.call import Call
+from eventful.engine.executor import Executor, StepResult
+from eventful.engine.guard import CHANGED, Census
+from eventful.engine.passes import split_flushes
+from eventful.engine.plan import ResidentPlan, StepPlan
+from eventful.engine.shaped import HostBuffers, Outcome, StepRequest
+from eventful.engine.store import DeviceStore, current_stream
+from eventful.errors import NonFiniteError, WeightsChangedError
+from eventful.memory.slots import SlotState
+from eventful.memory.state import RowState
+from eventful.policies import Policy, SelectionParams, params_of
+from eventful.rules.gate import UNCOUNTED
+from eventful.rules.record import StepRecord
+from eventful.rules.step import FlushRequired
+from eventful.surgery.session import Session
+
+Check = Literal["async", "sync"]
+DEVICES = {"cuda"}  # where steps run without waiting for the host
+_RING = 6  # two passes a step, and the steps whose reports are still to be read
+_MARGIN = 1.125  # room for more tokens than passed at the last frame
+_FIRST_SHARE = 0.25  # of the tokens, before a threshold's first count is known
+
+
+def needs_host(
+    config: Config,
+    policies: Sequence[Policy],
+    device: torch.device,
+    *,
+    global_only: Callable[[], bool],
+) -> str | None:
+    """Why steps must run on the host; None if they need not.
+
+    Args:
+        global_only: whether all attention is global, without relative position.
+    """
+    if device.type not in DEVICES:
+        return f"steps on {device.type} run on the host"
+    if config.reference != "update" or config.attention not in ("query", "exact"):
+        return "there are no kernels for the published rules, which are here to be compared with"
+    if config.gating == "operator" and not global_only():
+        return "gates around operators have no kernels for windows and relative position"
+    if config.pool != 1:
+        return "keys are pooled"
+    if any(policy.order != 2 or params_of(policy, 1) is None for policy in policies):
+        return "a policy cannot be put into numbers"
+    forced = ops.forced_backend()
+    if device.type == "cuda" and forced not in (None, "triton"):
+        return f"backend {forced!r} is forced"
+    if device.type == "cuda":
+        return ops.why_not(
+            "triton", "attend_windows", *[torch.empty(1, 1, 1, 1, device=device)] * 3
+        )
+    return None
+
+
+def bucket(count: int, tokens: int, *, steady: bool = False) -> int:
+    """The number of slots that serves `count` tokens: few different ones, little padding.
+
+    Args:
+        steady: the count does not change from frame to frame, so one number serves all of them.
+    """
+    step = 8 if tokens < 512 else 64
+    while tokens >= 512 and count > 8 * step:  # beyond 512, less than a fifth is padding
+        step *= 2
+    step = min(step, 16) if steady else step
+    return min(tokens, max(step, -(-count // step) * step))
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """What a stream's last step counted: tokens that wanted to pass, and that were let pass."""
+
+    wanted: int
+    passed: int
+
+
+@dataclass
+class _InFlight:
+    """A pass whose report is on its way to the host.
+
+    Attributes:
+        slots, frames: the streams of the pass, and their counts of frames before it.
+        report: its rows, once it has arrived.
+    """
+
+    slots: list[int]
+    frames: list[int]
+    outcome: Outcome
+    report: list[list[int]] = field(default_factory=list)
+
+
+class DeviceExecutor(Executor):
+    """Steps streams whose memory is in the slots of a store.
+
+    Args:
+        names: gives the streams' names, in order, where they have some.
+    """
+
+    checks_early = False
+
+    def __init__(
+        self, session: Session, store: DeviceStore, rows: RowState, check: Check,
+        names: Callable[[], Sequence[str]],
+    ) -> None:  # fmt: skip
+        self.session, self.store, self.check = session, store, check
+        self.state: SlotState = SlotState.from_rows(store.pool, rows)
+        self._names = names
+        self._depth = sum(len(blocks) for blocks in session.blocks.values())
+        self._pending: list[_InFlight] = []
+        self._before: list[_InFlight] = []  # their outputs are done once the next has reported
+        self._counts: dict[int, _Counts] = {}
+        self._written = False  # weights were written to
+        self._resident: tuple[StepPlan, ResidentPlan] | None = None
+        self._rings: dict[int, list[HostBuffers]] = {}
+        self._stepped = False
+
+    def leave(self, row: int) -> None:
+        """See `Executor`."""
+        slot = self.state.rows[row]
+        self._counts.pop(slot, None)
+        for flight in (*self._pending, *self._before):
+            flight.slots = [-1 if held == slot else held for held in flight.slots]
+        self.state.drop_row(row)
+
+    def close(self) -> None:
+        """See `Executor`."""
+        self._pending, self._before = [], []
+        self.state.release()
+        if self.store.idle:
+            stores = self.session.residences
+            for key in [key for key, store in stores.items() if store is self.store]:
+                stores.pop(key).close()
+
+    def step(self, rows: Sequence[int], plan: StepPlan, call: Call, census: Census) -> StepResult:
+        """See `Executor`."""
+        self.store.use_weights(census)
+        state, device = self.state.take(rows), call.frame.device
+        request = StepRequest(
+            self.session, plan, self._resident_plan(plan), call, state,
+            capture=not census.hooked(), structure=census.structure,
+        )  # fmt: skip
+        clock = start_clock(device, current_stream(device))
+        try:
+            output, record, timing = self._passes(request)
+        except BaseException:
+            state.rollback()
+            self.state.put(rows, state)
+            raise
+        self.state.put(rows, state)
+        read = clock()
+        if plan.fallback is not None and timing is not None:
+            later = call.frame.is_cuda
+            plan.fallback.note(timing, read, first=not self._stepped, later=later)
+        self._stepped = True
+
+        def timed() -> StepRecord:
+            made = record()
+            made.clock = read
+            return made
+
+        return StepResult(output, timed, ran_model=not self._replayed())
+
+    def _replayed(self) -> bool:
+        """Whether the last step was recorded work alone: none of the model's own code ran."""
+        return bool(self._pending) and all(
+            flight.outcome.replayed and flight.outcome.whole for flight in self._pending
+        )
+
+    def _resident_plan(self, plan: StepPlan) -> ResidentPlan:
+        if self._resident is None or self._resident[0] is not plan:
+            self._resident = (plan, ResidentPlan.of(plan, self._depth))
+        return self._resident[1]
+
+    def _passes(self, request: StepRequest) -> tuple[Any, Callable[[], StepRecord], Timing | None]:
+        """Streams that flush in a pass of their own, so that the others stay cheap.
+
+        Returns:
+            The model's output, what makes the record, and what the time of the step says about
+            costs; None where it says nothing.
+        """
+        state, call = request.state, request.call
+        passes = split_flushes(state, call)
+        if passes is None:
+            request.flush = min(state.frames) < 0
+            outcome, demand = self._pass(request)
+            if request.flush and request.plan.fallback is not None and not request.plan.maps:
+                self._time_dense(request, outcome)
+            timing = Timing(demand, request.flush or request.dense)
+            timed = outcome.replayed or not call.frame.is_cuda
+            return outcome.output, outcome.record, timing if timed else None
+        outcomes = []
+        for rows in passes.rows:
+            some = replace(
+                request,
+                call=call.on(call.frame[rows]),
+                state=state.take(rows),
+                plan=_of_rows(request.plan, rows),
+                flush=rows is passes.rows[0],
+            )
+            some.resident = ResidentPlan.of(some.plan, self._depth)
+            outcomes.append(self._pass(some)[0])
+            state.put(rows, some.state)
+        output = passes.join([outcome.output for outcome in outcomes])
+        records = [outcome.record for outcome in outcomes]
+        return output, lambda: passes.join_records([record() for record in records]), None
+
+    def _pass(self, request: StepRequest) -> tuple[Outcome, Demand | None]:
+        """One forward call for streams that all flush, or none; `request` is completed."""
+        state, fallback, resident = request.state, request.plan.fallback, request.resident
+        known = [self._counts.get(slot) for slot in state.rows]
+        demand = None
+        if fallback is not None and not request.flush:
+            demand = _demand(resident, known)
+            request.dense = demand is not None and fallback.decide(demand)
+        request.width = resident.tokens
+        if not request.flush and not request.dense:
+            request.width = _width(resident, known, steady=request.plan.config.deterministic)
+        before = list(state.frames)
+        try:
+            with self.store.lock:
+                host = self._host(len(state), request.call.frame.device)
+                outcome = self.store.run(request, host)
+        except FlushRequired:
+            request.flush, request.dense = True, False
+            return self._pass(request)
+        state.frames = [0 if request.flush or request.dense else n + 1 for n in before]
+        self._pending.append(_InFlight(list(state.rows), before, outcome))
+        if request.dense:
+            outcome.record = _as_fallback(outcome.record)
+        return outcome, demand
+
+    def _host(self, batch: int, device: torch.device) -> HostBuffers:
+        """Host memory for one pass; what the two steps before it reported stays readable."""
+        ring = self._rings.setdefault(batch, [])
+        if len(ring) < _RING:
+            ring.append(HostBuffers.make(batch, device))
+        else:
+            ring.append(ring.pop(0))
+        return ring[-1]
+
+    def _time_dense(self, request: StepRequest, outcome: Outcome) -> None:
+        """Time dense steps on the frame that was just flushed; its memory stays the same.
+
+        Without it a stream would have to run dense in the middle of a calm scene to learn what
+        that costs. Models that cannot be recorded whole are left alone: the code around their
+        blocks runs in every step and may not expect a frame twice.
+        """
+        fallback, device = request.plan.fallback, request.call.frame.device
+        assert fallback is not None
+        kept, whole = list(self._pending), outcome.whole
+        plan = replace(request.plan, fallback=None)
+        for _ in range(ENOUGH + 2):
+            if device.type != "cuda" or whole is False or fallback.costs.dense_known:
+                break
+            clock = start_clock(device)
+            again, _ = self._pass(replace(request, plan=plan))
+            read = clock()
+            if again.replayed:
+                fallback.costs.note(0, read(), dense=True)
+            whole = again.whole
+        self._pending = kept
+
+    def settle(self) -> None:
+        """Read what the last step reported; raise if its frame, or an output, was not finite."""
+        last, before = self._pending, self._before
+        self._pending, self._before = [], last
+        for flight in last:
+            if flight.outcome.reported is not None:
+                flight.outcome.reported.synchronize()
+            flight.report = flight.outcome.report.tolist()
+        if last:  # steps come in order, so the one before the last is done
+            self._check_sound(before)
+        if any([row[4] > 0 for flight in last for row in flight.report]):
+            self._written = True
+        if self._written:  # until the stream starts over
+            raise WeightsChangedError(CHANGED.format(what="weights"))
+        bad = [slot for flight in last for slot in self._read(flight)]
+        if bad:
+            self._before = []
+            raise NonFiniteError(
+                f"The last frame contained NaN or Inf{self._among(bad)}. It was not used "
+                "and what it returned is not valid; the stream is as it was before it. Go on with "
+                "the next good frame. With check='sync' each step waits and reports its own frame.",
+                streams=self._named(bad),
+            )
+
+    def _read(self, flight: _InFlight) -> list[int]:
+        """Take in a report; returns the slots whose frame was not finite."""
+        bad, state = [], self.state
+        for slot, frames, (wanted, finite, cut, passed, _) in zip(
+            flight.slots, flight.frames, flight.report, strict=True
+        ):
+            if slot not in state.rows:
+                continue
+            row = state.rows.index(slot)
+            if not finite:
+                state.frames[row] = frames
+                bad.append(slot)
+            elif cut or wanted == UNCOUNTED:
+                self._counts.pop(slot, None)
+            else:
+                self._counts[slot] = _Counts(wanted, passed)
+            if finite and cut:
+                state.frames[row] = -1
+        return bad
+
+    def _check_sound(self, flights: list[_InFlight]) -> None:
+        state = self.state
+        bad = [
+            slot
+            for flight in flights
+            for slot, sound, row in zip(
+                flight.slots, flight.outcome.sound.tolist(), flight.report, strict=True
+            )
+            if slot in state.rows and row[1] and not sound
+        ]
+        if bad:
+            self._pending, self._before = [], []
+            self._counts.clear()
+            for slot in bad:
+                state.frames[state.rows.index(slot)] = -1
+            raise NonFiniteError(
+                f"NaN or Inf arose inside the model{self._among(bad)}. The next frame "
+                "recomputes everything; check the frames' range, or run the model in a wider "
+                "dtype.",
+                streams=self._named(bad),
+            )
+
+    def finish(self) -> None:
+        """See `Executor`."""
+        if self.check != "sync":
+            return
+        flights, self._before = self._pending, []
+        if any(flight.outcome.reported is not None for flight in flights):
+            torch.cuda.current_stream().synchronize()
+        self.settle()
+        self._before = []
+        self._check_sound(flights)
+
+    def _named(self, bad: list[int]) -> tuple[str, ...]:
+        names = self._names()
+        return tuple(names[self.state.rows.index(slot)] for slot in bad) if names else ()
+
+    def _among(self, bad: list[int]) -> str:
+        """Which of several streams, if there are several."""
+        if len(self.state) == 1:
+            return ""
+        named = ", ".join(map(repr, self._named(bad)))
+        places = ", ".join(str(self.state.rows.index(slot)) for slot in bad)
+        return f" (stream {named or places} of {len(self.state)} in the batch)"
+
+
+def _of_rows(plan: StepPlan, rows: Sequence[int]) -> StepPlan:
+    """A plan for some of the streams."""
+    return replace(plan, policies=[plan.policies[row] for row in rows])
+
+
+def _as_fallback(record: Callable[[], StepRecord]) -> Callable[[], StepRecord]:
+    """The record of a step that ran dense because that was cheaper."""
+
+    def make() -> StepRecord:
+        made = record()
+        made.fallback = True
+        return made
+
+    return make
+
+
+def _most(params: SelectionParams, resident: ResidentPlan) -> int:
+    """Most tokens that pass a gate."""
+    return min(params.cap + resident.forced, resident.tokens)
+
+
+def _demand(resident: ResidentPlan, known: Sequence[_Counts | None]) -> Demand | None:
+    """What decides between dense and eventful; None where a stream's counts are not known."""
+    wanted, updated = [], []
+    for params, counts in zip(resident.params, known, strict=True):
+        most = _most(params, resident)
+        if params.level == -math.inf:  # a fixed number, known before any step has reported
+            counts = _Counts(most, most)
+        if counts is None:
+            return None
+        updated.append(min(counts.wanted, most))
+        wanted.append(updated[-1] if params.budget else counts.wanted)
+    return Demand(max(wanted), max(updated))
+
+
+def _width(resident: ResidentPlan, known: Sequence[_Counts | None], *, steady: bool) -> int:
+    """Slots for the selections of a step.
+
+    Args:
+        known: what each stream's last step counted; None if that is not known.
+        steady: always as many as may pass.
+    """
+    fixed, need = True, 1
+    for params, counts in zip(resident.params, known, strict=True):
+        most = _most(params, resident)
+        if params.level != -math.inf and not steady:
+            share = resident.tokens * _FIRST_SHARE
+            guess = share if counts is None else counts.passed * _MARGIN
+            most, fixed = min(most, math.ceil(guess)), False
+        need = max(need, most)
+    return bucket(min(need, resident.tokens), resident.tokens, steady=fixed)

@@ -1,0 +1,71 @@
+"""What runs the steps of a stream: on the host, or without it on a device."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from eventful.engine.call import Call
+from eventful.engine.guard import Census
+from eventful.engine.plan import StepPlan
+from eventful.memory.state import StreamState
+from eventful.rules.record import StepRecord
+
+
+@dataclass
+class StepResult:
+    """What a step left behind.
+
+    Attributes:
+        output: of the model.
+        record: makes the record of the step.
+        ran_model: the model's own code ran, which may have changed its attributes.
+        left_out: places in the call of frames that were not finite and were not stepped.
+    """
+
+    output: Any
+    record: Callable[[], StepRecord]
+    ran_model: bool = True
+    left_out: list[int] = field(default_factory=list)
+
+
+class Executor(ABC):
+    """Owns the state of some streams, and steps them.
+
+    Attributes:
+        state: their memory. `state.reversible` says what happens to a step that fails.
+        checks_early: whether the weights are checked before each step rather than after it.
+    """
+
+    state: StreamState
+    checks_early: bool
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Read what earlier steps reported; raises if one of them failed."""
+
+    @abstractmethod
+    def step(self, rows: Sequence[int], plan: StepPlan, call: Call, census: Census) -> StepResult:
+        """Step the streams in `rows`.
+
+        A step that raises is undone, or the streams recompute everything next time.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Called when the step is over; with check='sync' it waits, and raises as `settle`."""
+
+    @abstractmethod
+    def leave(self, row: int) -> None:
+        """Forget one stream."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give all memory back."""
+
+    def flush(self, rows: Sequence[int]) -> None:
+        """Recompute everything of these streams at their next frame."""
+        for row in rows:
+            self.state.frames[row] = -1

@@ -1,0 +1,75 @@
+"""What the steps of a stream have in common while its frames, call and policies stay alike."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+
+from eventful.config import Config
+from eventful.cost.fallback import Fallback
+from eventful.policies import Policy, SelectionParams, params_of, refresh_period
+from eventful.tokens.layout import TokenLayout
+
+
+@dataclass(frozen=True, eq=False)
+class StepPlan:
+    """Worked out once, used for every frame.
+
+    Attributes:
+        policies: one per stream.
+        layouts: token layout by trunk.
+        fallback: decides between dense and eventful steps; None where it never falls back.
+        maps: keep error maps and masks in the record.
+        precision: see `precision`.
+    """
+
+    config: Config
+    policies: list[Policy]
+    layouts: dict[str, TokenLayout]
+    fallback: Fallback | None
+    maps: bool
+    precision: Hashable
+
+
+@dataclass(frozen=True, eq=False)
+class ResidentPlan:
+    """The part of a plan that steps without the host need.
+
+    Attributes:
+        params: of the policies.
+        tokens: N.
+        forced: most tokens that pass a gate whatever their error.
+        noisy: some policy follows the noise.
+    """
+
+    params: list[SelectionParams]
+    tokens: int
+    forced: int
+    noisy: bool
+
+    @classmethod
+    def of(cls, plan: StepPlan, depth: int) -> ResidentPlan:
+        """Of a plan whose policies all have parameters, for a model of one trunk."""
+        (layout,) = plan.layouts.values()
+        found = [params_of(policy, layout.tokens) for policy in plan.policies]
+        params = [one for one in found if one is not None]
+        noisy = any(one.noise is not None for one in params)
+        return cls(params, layout.tokens, _forced(plan.config, layout, depth), noisy)
+
+
+def _forced(config: Config, layout: TokenLayout, depth: int) -> int:
+    special = layout.prefix + layout.suffix if config.protect else 0
+    if config.max_age is None:
+        return special
+    return special + -(-layout.tokens // refresh_period(config.max_age, depth))
+
+
+def precision(device: torch.device) -> Hashable:
+    """What a user may switch between frames: autocast, and products in TF32."""
+    name = device.type
+    on = name != "meta" and torch.is_autocast_enabled(name)
+    cast = torch.get_autocast_dtype(name) if on else None
+    # What torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32 read.
+    return cast, torch._C._get_cublas_allow_tf32(), torch._C._get_cudnn_allow_tf32()

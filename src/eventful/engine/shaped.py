@@ -1,0 +1,438 @@
+"""One shape of step on a device: its fixed memory, and its recording once there is one.
+
+A step of B streams with M slots to each selection always launches the same kernels on the
+same addresses: the frame, the streams' parameters and the numbers of their slots are copied to
+fixed places first. On CUDA it is recorded on its second use as two graphs, one up to the choice
+of tokens and one for the rest, so that the host learns what was chosen while the blocks still
+run. Of a model that waits for the host itself, as detectors do, the blocks alone are recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from eventful import ops
+from eventful.engine.call import Call
+from eventful.engine.graphs import (
+    Blocks,
+    DifferentCall,
+    GraphPair,
+    Recorder,
+    Recording,
+    Replay,
+    find_waits,
+    recording,
+    uncached_casts,
+)
+from eventful.engine.launch import NotReached, launch
+from eventful.engine.plan import ResidentPlan, StepPlan
+from eventful.errors import UnsupportedError
+from eventful.memory.slots import SlotState
+from eventful.policies import SelectionParams
+from eventful.rules.record import BlockRecord, GateRecord, StepRecord
+from eventful.rules.step import GateInputs, Step
+from eventful.surgery.session import Session
+
+
+class StepShape(NamedTuple):
+    """What steps share that launch the same kernels on the same addresses."""
+
+    batch: int
+    width: int
+    flush: bool
+    dense: bool
+    noisy: bool
+    maps: bool
+    call: Hashable
+    first_slot: int | None
+    precision: Hashable
+
+
+@dataclass
+class StepRequest:
+    """One pass over the streams of a step.
+
+    Attributes:
+        state: the memory of its streams.
+        capture: it may be recorded.
+        structure: which modules and parameters the model is made of.
+        flush: recompute everything; there may be no memory yet.
+        dense: recompute everything, and count the tokens that wanted to pass.
+        width: slots of each selection, M.
+    """
+
+    session: Session
+    plan: StepPlan
+    resident: ResidentPlan
+    call: Call
+    state: SlotState
+    capture: bool
+    structure: int
+    flush: bool = False
+    dense: bool = False
+    width: int = 0
+
+    def shape(self) -> StepShape:
+        """Which recording serves it."""
+        first = self.state.rows[0] if self.state.fixed else None
+        return StepShape(
+            len(self.state.rows), self.width, self.flush, self.dense, self.resident.noisy,
+            self.plan.maps, self.call.key(), first, self.plan.precision,
+        )  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """What a pass left behind.
+
+    Attributes:
+        output: of the model.
+        record: makes the record, which may never be needed.
+        report, sound: see `GateInputs`, as they arrive on the host.
+        reported: event after which `report` is there; `sound` is there with the next step's.
+        replayed: the pass was recorded work, whose time says what such passes cost.
+        whole: the pass can be recorded with all of the model's code; None if that is not known.
+    """
+
+    output: Any
+    record: Callable[[], StepRecord]
+    report: Tensor
+    sound: Tensor
+    reported: Any
+    replayed: bool = False
+    whole: bool | None = None
+
+
+@dataclass(frozen=True)
+class HostBuffers:
+    """Host memory that a step's numbers travel through, pinned where there is a device to reach.
+
+    Attributes:
+        params: (8, B) slot, turn, cap; level, k, momentum, inertia, follows the noise.
+        numbers: the same memory as an array.
+        report, sound: see `GateInputs`.
+    """
+
+    params: Tensor
+    numbers: Any
+    report: Tensor
+    sound: Tensor
+
+    @classmethod
+    def make(cls, batch: int, device: torch.device) -> HostBuffers:
+        """Room for B streams."""
+        pinned = device.type == "cuda"
+        params = torch.zeros(8, batch, dtype=torch.float64, pin_memory=pinned)
+        report = torch.zeros(batch, ops.REPORT, dtype=torch.int32, pin_memory=pinned)
+        sound = torch.zeros(batch, dtype=torch.bool, pin_memory=pinned)
+        return cls(params, params.numpy(), report, sound)
+
+    def write(self, state: SlotState, params: Sequence[SelectionParams]) -> None:
+        """Write down the streams' slots, turns and policies."""
+        for stream, (slot, frames, one) in enumerate(
+            zip(state.rows, state.frames, params, strict=True)
+        ):
+            noise = one.noise or (0.0, 0.0, 0.0)
+            follows = one.noise is not None
+            self.numbers[:, stream] = (slot, frames + 1, one.cap, one.level, *noise, follows)
+
+
+@dataclass
+class Recorded:
+    """A recorded step.
+
+    Attributes:
+        blocks: where the blocks alone are recorded; None where the whole call is.
+        output: of the model, written by each replay.
+        record: of the step that was recorded.
+        counts: its tensors of counts.
+        numbers: (len(counts), B) what they hold after a replay.
+    """
+
+    graphs: GraphPair
+    blocks: Blocks | None
+    output: Any
+    record: StepRecord
+    counts: list[Tensor]
+    numbers: Tensor
+
+
+@dataclass
+class ShapedStep:
+    """The fixed places of one shape of step, and its recording once there is one.
+
+    Attributes:
+        params: see `HostBuffers`.
+        report_extra: adds to the report on the device what gates do not know.
+        waits: the rest of the model waits for the host, so it cannot be recorded; None until
+            known.
+    """
+
+    frame: Tensor
+    params: Tensor
+    report: Tensor
+    sound: Tensor
+    constants: dict[Any, Any]
+    report_extra: Callable[[Tensor], None]
+    uses: int = 0
+    refused: bool = False
+    waits: bool | None = None
+    recorded: Recorded | None = None
+    _current: Any = field(default=None, repr=False)  # the CUDA stream of the running step
+
+    @classmethod
+    def make(
+        cls, frame: Tensor, constants: dict[Any, Any], report_extra: Callable[[Tensor], None]
+    ) -> ShapedStep:
+        """Fixed places for frames like `frame` of B streams."""
+        batch, device = len(frame), frame.device
+        return cls(
+            frame=torch.empty_like(frame, memory_format=torch.contiguous_format),
+            params=torch.zeros(8, batch, dtype=torch.float64, device=device),
+            report=torch.zeros(batch, ops.REPORT, dtype=torch.int32, device=device),
+            sound=torch.zeros(batch, dtype=torch.bool, device=device),
+            constants=constants,
+            report_extra=report_extra,
+        )
+
+    def run(self, request: StepRequest, host: HostBuffers, stream: Any, memory: Any) -> Outcome:
+        """Run one pass.
+
+        Args:
+            stream: the current CUDA stream; None elsewhere.
+            memory: makes the pool of the graphs' memory.
+        """
+        host.write(request.state, request.resident.params)
+        self.params.copy_(host.params, non_blocking=True)
+        self._current = stream
+        self.uses += 1
+        if not request.call.repeatable:
+            self.waits = True
+        recordable = stream is not None and request.capture and self.uses > 1 and not self.refused
+        if recordable and self.recorded is None and self.waits is not None:
+            self._record(request, memory())
+        if recordable and self.recorded is not None:
+            try:
+                return self._replay(self.recorded, request, host)
+            except DifferentCall:
+                self.refused, self.recorded = True, None
+        return self._run_directly(request, host)
+
+    def _step(self, request: StepRequest, gated: Callable[[], None]) -> Step:
+        """A step that reads its inputs from the fixed places."""
+        plan, state = request.plan, request.state
+        (trunk,) = plan.layouts
+        whole, real = self.params[:3].long(), self.params[3:].float()
+        state.slots, state.good = whole[0], None
+        inputs = GateInputs(
+            turn=whole[1],
+            cap=whole[2],
+            level=real[0],
+            noise=real[1:] if request.resident.noisy else None,
+            report=self.report,
+            sound=self.sound,
+            width=request.width,
+            count_wanted=request.dense,
+            gated=gated,
+        )
+        return Step(
+            plan.config, state, plan.policies, [request.flush or request.dense] * len(state),
+            plan.layouts, plan.maps, constants=self.constants, inputs={trunk: inputs},
+            structure=request.structure,
+        )  # fmt: skip
+
+    def _run_directly(self, request: StepRequest, host: HostBuffers) -> Outcome:
+        """Launch every kernel anew."""
+        events: list[Any] = []
+
+        def gated() -> None:
+            self.report_extra(self.report)
+            events.append(self._send_report(host))
+
+        self.frame.copy_(request.call.frame, non_blocking=True)
+        step = self._step(request, gated)
+        cuda = self._current is not None
+        with find_waits(cuda and self.waits is None) as found:
+            output = launch(request.session, step, request.call.on(self.frame).run)
+        if self.waits is None and (not found or self.uses > 1):  # at first it may be a compiler
+            self.waits = bool(found)
+        host.sound.copy_(self.sound, non_blocking=True)
+        able = cuda and request.capture and not self.refused
+        return Outcome(
+            output, lambda: step.record, host.report, host.sound, events[0] if events else None,
+            whole=None if able and self.waits is None else able and not self.waits,
+        )  # fmt: skip
+
+    def _send_report(self, host: HostBuffers) -> Any:
+        """Start the report's way to the host; returns the event after which it is there."""
+        host.report.copy_(self.report, non_blocking=True)
+        if self._current is None:
+            return None
+        event = torch.cuda.Event()
+        event.record(self._current)
+        return event
+
+    def _replay(self, recorded: Recorded, request: StepRequest, host: HostBuffers) -> Outcome:
+        """Launch recorded work, inside a step of the model that runs around it if one does."""
+        events: list[Any] = []
+
+        def play() -> None:
+            recorded.graphs.play(lambda: events.append(self._send_report(host)))
+            host.sound.copy_(self.sound, non_blocking=True)
+
+        if recorded.blocks is None:
+            self.frame.copy_(request.call.frame, non_blocking=True)
+            play()
+            output = _cloned(recorded.output)
+        else:
+            output = self._replay_blocks(recorded, recorded.blocks, request, play)
+        record: Callable[[], StepRecord] = partial(
+            record_of, recorded.record, recorded.counts, recorded.numbers.clone()
+        )
+        if request.plan.maps:
+            made = record()
+            record = partial(_same, made)
+        return Outcome(
+            output, record, host.report, host.sound, events[0], True, recorded.blocks is None
+        )
+
+    def _replay_blocks(
+        self, recorded: Recorded, blocks: Blocks, request: StepRequest, play: Callable[[], None]
+    ) -> Any:
+        """The model's own code around blocks that are replayed."""
+        step = self._step(request, lambda: None)
+
+        def play_in_step() -> None:
+            play()
+            step.record.gates, step.record.blocks = recorded.record.gates, recorded.record.blocks
+
+        step.track = Replay(blocks, play_in_step)
+        return launch(request.session, step, request.call.run)
+
+    def _record(self, request: StepRequest, memory: Any) -> None:
+        """Record a step that ran before as two graphs; on failure it stays as it is."""
+        with recording(self.frame.device) as side:
+            graphs = GraphPair(self.frame.device, memory, side)
+            try:
+                with uncached_casts():
+                    self.recorded = self._recorded(request, graphs)
+            except BaseException as error:
+                graphs.abandon()
+                if not isinstance(error, Exception):
+                    raise
+                self._give_up(error.error if isinstance(error, NotReached) else error)
+
+    def _recorded(self, request: StepRequest, graphs: GraphPair) -> Recorded:
+        """Record the whole call, or its blocks alone."""
+
+        def gated() -> None:
+            self.report_extra(self.report)
+            graphs.switch()
+
+        step_of: list[Step] = []
+        numbers: list[Tensor] = []
+
+        def finish() -> None:
+            (step,) = step_of
+            numbers.append(torch.stack([count.long() for count in counts_in(step.record)]))
+            graphs.end()
+
+        def whole() -> Any:
+            output = request.call.on(self.frame).run()
+            finish()
+            return output
+
+        blocks, output = None, None
+        if self.waits:
+            outer = self._step(request, gated)
+            step_of.append(outer)
+            outer.track = recorder = Recorder(partial(self._begin, graphs, outer), finish)
+            with contextlib.suppress(Recording):
+                launch(request.session, outer, request.call.run)
+            blocks = recorder.blocks
+        else:
+            graphs.begin()
+            step_of.append(self._step(request, gated))
+            output = launch(request.session, step_of[0], whole)
+        if not graphs.complete:
+            raise UnsupportedError("The call ended ahead of the last block.")
+        record = step_of[0].record
+        return Recorded(graphs, blocks, output, record, counts_in(record), numbers[0])
+
+    def _begin(self, graphs: GraphPair, step: Step) -> None:
+        """Start recording in the middle of a call, with inputs read inside the recording."""
+        graphs.begin()
+        (inputs,) = step.inputs.values()
+        whole, real = self.params[:3].long(), self.params[3:].float()
+        step.state.slots = whole[0]
+        inputs.turn, inputs.cap, inputs.level = whole[1], whole[2], real[0]
+        inputs.noise = None if inputs.noise is None else real[1:]
+
+    def _give_up(self, error: Exception) -> None:
+        """Go on with the blocks alone, or without a recording."""
+        if not self.waits:
+            self.waits = True  # the blocks alone, next time
+            return
+        self.refused = True
+        warnings.warn(
+            "This model's step cannot be recorded as a CUDA graph, so every frame launches "
+            f"its kernels anew. {type(error).__name__}: {str(error)[:300]}",
+            stacklevel=2,
+        )
+
+
+def _same(record: StepRecord) -> StepRecord:
+    return record
+
+
+def _cloned(output: Any) -> Any:
+    """The same structure with copies of its tensors."""
+    if isinstance(output, Tensor):
+        return output.clone()
+    return pytree.tree_map_only(Tensor, torch.clone, output)
+
+
+def counts_in(record: StepRecord) -> list[Tensor]:
+    """Every tensor of counts in a record, once."""
+    found = [gate.counts for gate in record.gates.values()]
+    found += [gate.wanted for gate in record.gates.values() if gate.wanted is not None]
+    found += [value for block in record.blocks.values() for value in block.work.values()]
+    return list({id(tensor): tensor for tensor in found}.values())
+
+
+def record_of(kept: StepRecord, counts: list[Tensor], numbers: Tensor) -> StepRecord:
+    """The record of a step that was replayed.
+
+    Args:
+        kept: of the step that was recorded.
+        counts: its tensors of counts.
+        numbers: (len(counts), B) what they held after the replay.
+    """
+    row = {id(tensor): numbers[i] for i, tensor in enumerate(counts)}
+
+    def copied(value: Tensor | None) -> Tensor | None:
+        return None if value is None else value.clone()
+
+    gates = {
+        name: GateRecord(
+            row[id(gate.counts)],
+            copied(gate.error),
+            copied(gate.mask),
+            None if gate.wanted is None else row[id(gate.wanted)],
+        )
+        for name, gate in kept.gates.items()
+    }
+    blocks = {
+        name: BlockRecord(block.shape, {k: row[id(v)] for k, v in block.work.items()})
+        for name, block in kept.blocks.items()
+    }
+    return replace(kept, flushed=list(kept.flushed), gates=gates, blocks=blocks)
