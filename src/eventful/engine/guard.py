@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from eventful.engine.probe import Probe
 from eventful.engine.settings import Settings
@@ -58,6 +59,7 @@ class Census:
         self._hooks = [
             hooks for m in self.modules for hooks in (m._forward_hooks, m._forward_pre_hooks)
         ]
+        self._hooked: tuple[int, bool] | None = None
         self._contents: list[Tensor] | None = None
         self._trunk, self._rest = _Weights(inside), _Weights(outside)
         held = [part for m in inside for part in (m, *m._parameters.values())]
@@ -100,7 +102,10 @@ class Census:
 
     def hooked(self) -> bool:
         """Whether some module has hooks, which recorded work would not run."""
-        return any(self._hooks)
+        registered = RemovableHandle.next_id  # grows with every hook of the process
+        if self._hooked is None or self._hooked[0] != registered or self._hooked[1]:
+            self._hooked = (registered, any(self._hooks))
+        return self._hooked[1]
 
     def difference(self) -> str | None:
         """What memory computed with this model no longer fits; None if it still fits."""

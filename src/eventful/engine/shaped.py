@@ -120,12 +120,14 @@ class HostBuffers:
         params: (8, B) slot, turn, cap; level, k, momentum, inertia, follows the noise.
         numbers: the same memory as an array.
         report, sound: see `GateInputs`.
+        reported: event after which the report is there; None where nothing is waited for.
     """
 
     params: Tensor
     numbers: Any
     report: Tensor
     sound: Tensor
+    reported: Any
 
     @classmethod
     def make(cls, batch: int, device: torch.device) -> HostBuffers:
@@ -134,7 +136,8 @@ class HostBuffers:
         params = torch.zeros(8, batch, dtype=torch.float64, pin_memory=pinned)
         report = torch.zeros(batch, ops.REPORT, dtype=torch.int32, pin_memory=pinned)
         sound = torch.zeros(batch, dtype=torch.bool, pin_memory=pinned)
-        return cls(params, params.numpy(), report, sound)
+        event = torch.cuda.Event() if pinned else None
+        return cls(params, params.numpy(), report, sound, event)
 
     def write(self, state: SlotState, params: Sequence[SelectionParams]) -> None:
         """Write down the streams' slots, turns and policies."""
@@ -188,6 +191,7 @@ class ShapedStep:
     waits: bool | None = None
     recorded: Recorded | None = None
     _current: Any = field(default=None, repr=False)  # the CUDA stream of the running step
+    _held: Any = field(default=None, repr=False)  # rows, turns and parameters in `params`
 
     @classmethod
     def make(
@@ -211,12 +215,18 @@ class ShapedStep:
             stream: the current CUDA stream; None elsewhere.
             memory: makes the pool of the graphs' memory.
         """
-        host.write(request.state, request.resident.params)
-        self.params.copy_(host.params, non_blocking=True)
         self._current = stream
         self.uses += 1
         if not request.call.repeatable:
             self.waits = True
+        held = self._set_params(request, host)
+        outcome = self._run(request, host, memory)
+        self._held = held
+        return outcome
+
+    def _run(self, request: StepRequest, host: HostBuffers, memory: Any) -> Outcome:
+        """Replay the step, record it first, or launch its kernels anew."""
+        stream = self._current
         recordable = stream is not None and request.capture and self.uses > 1 and not self.refused
         if recordable and self.recorded is None and self.waits is not None:
             self._record(request, memory())
@@ -227,17 +237,39 @@ class ShapedStep:
                 self.refused, self.recorded = True, None
         return self._run_directly(request, host)
 
+    def _set_params(self, request: StepRequest, host: HostBuffers) -> tuple[Any, ...]:
+        """Bring the parameters up to date; a steady stream's turns count on by themselves.
+
+        Returns:
+            Slots, turns and policies that the parameters stand for after the step.
+        """
+        state, params = request.state, request.resident.params
+        held, self._held = self._held, None  # not known if the step fails
+        now = ([*state.rows], [frames + 1 for frames in state.frames], params)
+        if held is None or held[2] is not params or held != now:
+            host.write(state, params)
+            self.params.copy_(host.params, non_blocking=True)
+        return now[0], [turn + 1 for turn in now[1]], params
+
+    def _read_params(self, step: Step) -> None:
+        """Have a step read its inputs from the fixed place; the turns there go on."""
+        whole, real = self.params[:3].long(), self.params[3:].float()
+        self.params[1] += 1
+        (inputs,) = step.inputs.values()
+        step.state.slots = whole[0]
+        inputs.turn, inputs.cap, inputs.level = whole[1], whole[2], real[0]
+        inputs.noise = None if inputs.noise is None else real[1:]
+
     def _step(self, request: StepRequest, gated: Callable[[], None]) -> Step:
-        """A step that reads its inputs from the fixed places."""
+        """A step whose inputs are still to be read."""
         plan, state = request.plan, request.state
         (trunk,) = plan.layouts
-        whole, real = self.params[:3].long(), self.params[3:].float()
-        state.slots, state.good = whole[0], None
+        state.good, unread = None, self.params[1]
         inputs = GateInputs(
-            turn=whole[1],
-            cap=whole[2],
-            level=real[0],
-            noise=real[1:] if request.resident.noisy else None,
+            turn=unread,
+            cap=unread,
+            level=unread,
+            noise=unread if request.resident.noisy else None,
             report=self.report,
             sound=self.sound,
             width=request.width,
@@ -260,6 +292,7 @@ class ShapedStep:
 
         self.frame.copy_(request.call.frame, non_blocking=True)
         step = self._step(request, gated)
+        self._read_params(step)
         cuda = self._current is not None
         with find_waits(cuda and self.waits is None) as found:
             output = launch(request.session, step, request.call.on(self.frame).run)
@@ -275,11 +308,9 @@ class ShapedStep:
     def _send_report(self, host: HostBuffers) -> Any:
         """Start the report's way to the host; returns the event after which it is there."""
         host.report.copy_(self.report, non_blocking=True)
-        if self._current is None:
-            return None
-        event = torch.cuda.Event()
-        event.record(self._current)
-        return event
+        if host.reported is not None:
+            host.reported.record(self._current)
+        return host.reported
 
     def _replay(self, recorded: Recorded, request: StepRequest, host: HostBuffers) -> Outcome:
         """Launch recorded work, inside a step of the model that runs around it if one does."""
@@ -360,8 +391,8 @@ class ShapedStep:
                 launch(request.session, outer, request.call.run)
             blocks = recorder.blocks
         else:
-            graphs.begin()
             step_of.append(self._step(request, gated))
+            self._begin(graphs, step_of[0])
             output = launch(request.session, step_of[0], whole)
         if not graphs.complete:
             raise UnsupportedError("The call ended ahead of the last block.")
@@ -369,13 +400,9 @@ class ShapedStep:
         return Recorded(graphs, blocks, output, record, counts_in(record), numbers[0])
 
     def _begin(self, graphs: GraphPair, step: Step) -> None:
-        """Start recording in the middle of a call, with inputs read inside the recording."""
+        """Start recording; the inputs are read inside the recording."""
         graphs.begin()
-        (inputs,) = step.inputs.values()
-        whole, real = self.params[:3].long(), self.params[3:].float()
-        step.state.slots = whole[0]
-        inputs.turn, inputs.cap, inputs.level = whole[1], whole[2], real[0]
-        inputs.noise = None if inputs.noise is None else real[1:]
+        self._read_params(step)
 
     def _give_up(self, error: Exception) -> None:
         """Go on with the blocks alone, or without a recording."""

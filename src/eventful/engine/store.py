@@ -32,6 +32,7 @@ class DeviceStore:
         self.lock = threading.Lock()
         self.constants: dict[Any, Any] = {}
         self.shapes: OrderedDict[StepShape, ShapedStep] = OrderedDict()
+        self._last: tuple[StepShape, ShapedStep] | None = None  # used last
         self._generation = 0
         self._seen: list[Census] = []  # of streams whose weights are those in use
         self._probe = Probe([])  # of these weights, and what it read of them
@@ -66,7 +67,10 @@ class DeviceStore:
         # Stock attention is faster for many streams, but knows no slots: a shape of its own.
         state = request.state
         state.fixed = len(state) >= _MANY and state.in_a_row
-        shaped = self._shaped(request.shape(), request.call.frame)
+        shape = request.shape()
+        if self._last is None or self._last[0] != shape:
+            self._last = (shape, self._shaped(shape, request.call.frame))
+        shaped = self._last[1]
         return shaped.run(request, host, stream, self._memory_of_graphs)
 
     def close(self) -> None:
@@ -92,6 +96,7 @@ class DeviceStore:
 
     def _drop_shapes(self) -> None:
         self.shapes.clear()
+        self._last = None
         self._graph_memory = None
 
     def _memory_of_graphs(self) -> Any:

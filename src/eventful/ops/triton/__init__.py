@@ -162,6 +162,12 @@ def _take_slots(memory: Tensor, slots: Tensor) -> str | None:
     return None if memory.is_contiguous() else "the memory is not contiguous"
 
 
+def _swap_rows(
+    buffers: object, rows: object, index: Tensor, count: Tensor | None, slots: Tensor | None
+) -> str | None:
+    return _NO_SLOTS if slots is None or count is None else None
+
+
 def _gate(current: Tensor, reference_: Tensor, *rest: object, **named: object) -> str | None:
     return _tokens(current, reference_)
 
@@ -237,6 +243,7 @@ _CHECKS: dict[str, Callable[..., str | None]] = {
     "attend_windows": _attend_windows,
     "take_slots": _take_slots,
     "add_held": _gate,
+    "swap_rows_": _swap_rows,
     "gate_error": _gate_error,
     "gate_rows": _gate_rows,
     "exchange_": _exchange,
