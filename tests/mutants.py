@@ -133,6 +133,20 @@ MUTANTS = (
         ("tests/test_residence.py",),
     ),
     Mutant(
+        "a steady stream's turns stand still on a device",
+        "engine/shaped.py",
+        "        self.params[1] += 1\n",
+        "",
+        ("tests/test_residence.py", "tests/test_matrix.py"),
+    ),
+    Mutant(
+        "rows that wait to be recomputed are not the worst",
+        "ops/reference/exact.py",
+        "    worst = beyond.argsort(dim=-1, descending=True, stable=True)\n",
+        "    worst = beyond.argsort(dim=-1, stable=True)\n",
+        ("tests/test_backends.py", "tests/test_attention.py"),
+    ),
+    Mutant(
         "a closed stream keeps its slots",
         "engine/device.py",
         "        self.state.release()\n",

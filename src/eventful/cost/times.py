@@ -54,6 +54,7 @@ class Costs:
         self._steps: dict[int, deque[float]] = {}
         self._pending: list[tuple[int, Callable[[], float], bool]] = []
         self._noted = 0
+        self._limits: tuple[int, int] | None = None  # both break-evens, until a time changes
         self._read()
 
     @property
@@ -64,14 +65,26 @@ class Costs:
     @property
     def break_even(self) -> int:
         """Tokens up to which no eventful step was seen that is not worth it."""
+        return self._break_evens()[0]
+
+    @property
+    def expected_break_even(self) -> int:
+        """The same for more tokens than were ever updated: times grow on as they did so far."""
+        return self._break_evens()[1]
+
+    def _break_evens(self) -> tuple[int, int]:
+        if self._limits is None:
+            seen = self._seen_break_even()
+            self._limits = (seen, min(seen, self._extrapolated_break_even()))
+        return self._limits
+
+    def _seen_break_even(self) -> int:
         known, dense = self._known(), TOLERANCE * self._lowest_dense()
         worth = max((share for share, ms in known.items() if ms <= dense), default=0)
         beyond = [share for share, ms in known.items() if ms > dense and share > worth]
         return int((min(beyond) - 0.5) * self._tokens / _BINS) if beyond else self._tokens
 
-    @property
-    def expected_break_even(self) -> int:
-        """The same for more tokens than were ever updated: times grow on as they did so far."""
+    def _extrapolated_break_even(self) -> int:
         known, dense = self._known(), TOLERANCE * self._lowest_dense()
         if not known or dense == math.inf:
             return self._tokens
@@ -81,7 +94,7 @@ class Costs:
         if growth <= 0:
             return self._tokens
         share = most + (dense - known[most]) * (most - start[0]) / growth
-        return min(self.break_even, int(share * self._tokens / _BINS))
+        return int(share * self._tokens / _BINS)
 
     def _known(self) -> dict[int, float]:
         """Lowest time by class of steps, of those seen often enough."""
@@ -119,11 +132,13 @@ class Costs:
         """Drop what is known of dense steps and of those of `count` tokens, to time them anew."""
         self._dense.clear()
         self._steps.pop(self.share(count), None)
+        self._limits = None
 
     def note(self, count: int, ms: float, *, dense: bool) -> None:
         """Take in the time of one step for `count` tokens, or of a dense one."""
         if not ms > 0:  # the clock stood still
             return
+        self._limits = None
         if dense:
             self._dense.append(ms)
         else:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from eventful import ops
 from eventful.config import Config
@@ -104,6 +106,30 @@ class _InFlight:
     report: list[list[int]] = field(default_factory=list)
 
 
+class _Started:
+    """Holds a store for one step; the clock runs, and the first graph."""
+
+    __slots__ = ("_executor", "_frame")
+
+    def __init__(self, executor: DeviceExecutor, frame: Tensor) -> None:
+        self._executor, self._frame = executor, frame
+
+    def __enter__(self) -> None:
+        executor, frame = self._executor, self._frame
+        executor.store.lock.acquire()
+        try:
+            executor.clock = start_clock(frame.device, current_stream(frame.device))
+            executor.store.start(frame)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *raised: object) -> None:
+        self._executor.clock = None
+        self._executor.store.discard_start()
+        self._executor.store.lock.release()
+
+
 class DeviceExecutor(Executor):
     """Steps streams whose memory is in the slots of a store.
 
@@ -128,6 +154,11 @@ class DeviceExecutor(Executor):
         self._resident: tuple[StepPlan, ResidentPlan] | None = None
         self._rings: dict[int, list[HostBuffers]] = {}
         self._stepped = False
+        self.clock: Callable[[], Callable[[], float]] | None = None  # of the step that started
+
+    def started(self, frame: Tensor) -> AbstractContextManager[None]:
+        """See `Executor`: the embedding of the frame begins."""
+        return _Started(self, frame)
 
     def leave(self, row: int) -> None:
         """See `Executor`."""
@@ -149,12 +180,12 @@ class DeviceExecutor(Executor):
     def step(self, rows: Sequence[int], plan: StepPlan, call: Call, census: Census) -> StepResult:
         """See `Executor`."""
         self.store.use_weights(census)
-        state, device = self.state.take(rows), call.frame.device
+        state = self.state.take(rows)
         request = StepRequest(
             self.session, plan, self._resident_plan(plan), call, state,
             capture=not census.hooked(), structure=census.structure,
         )  # fmt: skip
-        clock = start_clock(device, current_stream(device))
+        clock = self.clock or start_clock(call.frame.device)
         try:
             output, record, timing = self._passes(request)
         except BaseException:

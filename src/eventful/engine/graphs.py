@@ -23,16 +23,16 @@ from eventful.rules.step import Arguments, RunBlock, Step
 from eventful.tokens.selection import Selection
 
 
-class GraphPair:
-    """Two CUDA graphs, recorded one after the other on a stream aside.
+class Graphs:
+    """CUDA graphs recorded one after the other on a stream aside.
 
     Attributes:
-        complete: both are there.
+        complete: all are there.
     """
 
     def __init__(self, device: torch.device, pool: Any, side: Any) -> None:
         self._device, self._pool, self._side = device, pool, side
-        self._graphs = (torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
+        self._graphs: list[Any] = []
         self.complete = False
         self._open: Any = None
         self._aside = contextlib.ExitStack()
@@ -41,15 +41,15 @@ class GraphPair:
         """Record what follows as the first graph."""
         torch.cuda.synchronize(self._device)
         self._aside.enter_context(torch.cuda.stream(self._side))
-        self._start(self._graphs[0])
+        self._start()
 
     def switch(self) -> None:
-        """Record what follows as the second graph."""
+        """Record what follows as the next graph."""
         self._stop()
-        self._start(self._graphs[1])
+        self._start()
 
     def end(self) -> None:
-        """Both graphs are there."""
+        """All graphs are there."""
         self._stop()
         self._aside.close()
         self.complete = True
@@ -62,13 +62,20 @@ class GraphPair:
         self._aside.close()
         torch.cuda.synchronize(self._device)
 
-    def play(self, between: Callable[[], None]) -> None:
-        """Launch both; `between` is called ahead of the second."""
+    def play_first(self) -> None:
+        """Launch the first."""
         self._graphs[0].replay()
-        between()
-        self._graphs[1].replay()
 
-    def _start(self, graph: Any) -> None:
+    def play(self, between: Callable[[], None], *, started: bool = False) -> None:
+        """Launch all, or all but the first if it is `started`; `between` runs ahead of the last."""
+        for graph in self._graphs[1 if started else 0 : -1]:
+            graph.replay()
+        between()
+        self._graphs[-1].replay()
+
+    def _start(self) -> None:
+        graph: Any = torch.cuda.CUDAGraph()
+        self._graphs.append(graph)
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         self._open = graph
 

@@ -197,13 +197,14 @@ class Runner:
         self, rows: Sequence[int], policies: Sequence[Policy | None], call: Call
     ) -> StepResult:
         """Step the streams in `rows`; one that raises is undone, or the next recomputes all."""
-        self._executor.settle()
-        census, late = self._check_weights()
-        plan = self._plan(policies, call, census)
-        try:
-            done = self._executor.step(rows, plan, call, census)
-        except NotReached as failed:
-            raise self._refusal(call, failed.error) from failed.error.__cause__
+        with self._executor.started(call.frame):
+            self._executor.settle()
+            census, late = self._check_weights()
+            plan = self._plan(policies, call, census)
+            try:
+                done = self._executor.step(rows, plan, call, census)
+            except NotReached as failed:
+                raise self._refusal(call, failed.error) from failed.error.__cause__
         if late and not self._executor.checks_early:
             census = self._check_late(rows, settings=not done.ran_model) or census
         self._signature = self._signature or signature_of(call.frame)

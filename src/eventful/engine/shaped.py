@@ -2,9 +2,10 @@
 
 A step of B streams with M slots to each selection always launches the same kernels on the
 same addresses: the frame, the streams' parameters and the numbers of their slots are copied to
-fixed places first. On CUDA it is recorded on its second use as two graphs, one up to the choice
-of tokens and one for the rest, so that the host learns what was chosen while the blocks still
-run. Of a model that waits for the host itself, as detectors do, the blocks alone are recorded.
+fixed places first. On CUDA it is recorded on its second use as three graphs: up to the first gate,
+which needs the frame alone and is launched before the host has read the last report; the choice of
+tokens; and the rest, so that the host learns what was chosen while the blocks still run. Of a model
+that waits for the host itself, as detectors do, the blocks alone are recorded, in two graphs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from eventful.engine.call import Call
 from eventful.engine.graphs import (
     Blocks,
     DifferentCall,
-    GraphPair,
+    Graphs,
     Recorder,
     Recording,
     Replay,
@@ -161,7 +162,7 @@ class Recorded:
         numbers: (len(counts), B) what they hold after a replay.
     """
 
-    graphs: GraphPair
+    graphs: Graphs
     blocks: Blocks | None
     output: Any
     record: StepRecord
@@ -190,6 +191,7 @@ class ShapedStep:
     refused: bool = False
     waits: bool | None = None
     recorded: Recorded | None = None
+    _started: bool = False  # the first graph runs for the frame at hand
     _current: Any = field(default=None, repr=False)  # the CUDA stream of the running step
     _held: Any = field(default=None, repr=False)  # rows, turns and parameters in `params`
 
@@ -207,6 +209,29 @@ class ShapedStep:
             constants=constants,
             report_extra=report_extra,
         )
+
+    def starts(self, frame: Tensor) -> bool:
+        """Whether a frame's way up to the first gate is recorded."""
+        known = self.frame
+        return (
+            self.recorded is not None
+            and self.recorded.blocks is None
+            and frame.shape == known.shape
+            and frame.dtype == known.dtype
+            and frame.device == known.device
+            and not frame.requires_grad
+        )
+
+    def start(self, frame: Tensor) -> None:
+        """Launch what needs the frame alone, ahead of the decision what the step is to do."""
+        assert self.recorded is not None
+        self.frame.copy_(frame, non_blocking=True)
+        self.recorded.graphs.play_first()
+        self._started = True
+
+    def discard_start(self) -> None:
+        """What was started is not used, or was."""
+        self._started = False
 
     def run(self, request: StepRequest, host: HostBuffers, stream: Any, memory: Any) -> Outcome:
         """Run one pass.
@@ -317,11 +342,13 @@ class ShapedStep:
         events: list[Any] = []
 
         def play() -> None:
-            recorded.graphs.play(lambda: events.append(self._send_report(host)))
+            sent = lambda: events.append(self._send_report(host))  # noqa: E731
+            recorded.graphs.play(sent, started=self._started)
             host.sound.copy_(self.sound, non_blocking=True)
 
         if recorded.blocks is None:
-            self.frame.copy_(request.call.frame, non_blocking=True)
+            if not self._started:
+                self.frame.copy_(request.call.frame, non_blocking=True)
             play()
             output = _cloned(recorded.output)
         else:
@@ -352,7 +379,7 @@ class ShapedStep:
     def _record(self, request: StepRequest, memory: Any) -> None:
         """Record a step that ran before as two graphs; on failure it stays as it is."""
         with recording(self.frame.device) as side:
-            graphs = GraphPair(self.frame.device, memory, side)
+            graphs = Graphs(self.frame.device, memory, side)
             try:
                 with uncached_casts():
                     self.recorded = self._recorded(request, graphs)
@@ -362,7 +389,7 @@ class ShapedStep:
                     raise
                 self._give_up(error.error if isinstance(error, NotReached) else error)
 
-    def _recorded(self, request: StepRequest, graphs: GraphPair) -> Recorded:
+    def _recorded(self, request: StepRequest, graphs: Graphs) -> Recorded:
         """Record the whole call, or its blocks alone."""
 
         def gated() -> None:
@@ -391,17 +418,24 @@ class ShapedStep:
                 launch(request.session, outer, request.call.run)
             blocks = recorder.blocks
         else:
-            step_of.append(self._step(request, gated))
-            self._begin(graphs, step_of[0])
+            step_of.append(step := self._step(request, gated))
+            (inputs,) = step.inputs.values()
+            inputs.entering = partial(self._enter, graphs, step)
+            graphs.begin()
             output = launch(request.session, step_of[0], whole)
         if not graphs.complete:
             raise UnsupportedError("The call ended ahead of the last block.")
         record = step_of[0].record
         return Recorded(graphs, blocks, output, record, counts_in(record), numbers[0])
 
-    def _begin(self, graphs: GraphPair, step: Step) -> None:
-        """Start recording; the inputs are read inside the recording."""
+    def _begin(self, graphs: Graphs, step: Step) -> None:
+        """Start recording at the first block; the inputs are read inside the recording."""
         graphs.begin()
+        self._read_params(step)
+
+    def _enter(self, graphs: Graphs, step: Step) -> None:
+        """Go on recording at the first gate, which reads the inputs."""
+        graphs.switch()
         self._read_params(step)
 
     def _give_up(self, error: Exception) -> None:

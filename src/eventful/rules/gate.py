@@ -50,6 +50,8 @@ class Gate:
         """A gate that tokens (B, N, D) are about to pass."""
         leading = spec.first and kind in LEADING
         inputs = step.inputs_of(spec.trunk, tokens)
+        if leading:
+            inputs.entering()
         return cls(step, spec, kind, spec.gate_name(kind), leading, inputs)
 
     @property

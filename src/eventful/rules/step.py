@@ -39,6 +39,7 @@ class GateInputs:
         width: slots of every selection, M; None for as many as pass.
         own_policies: some policy has no parameters, so that all policies' `select` is called.
         count_wanted: all tokens are updated, and those that wanted to pass are counted first.
+        entering: called ahead of the first gate.
         gated: called once the report of the first gate is complete.
     """
 
@@ -51,6 +52,7 @@ class GateInputs:
     width: int | None = None
     own_policies: bool = False
     count_wanted: bool = False
+    entering: Callable[[], None] = lambda: None
     gated: Callable[[], None] = lambda: None
 
     @classmethod
