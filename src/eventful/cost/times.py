@@ -138,11 +138,13 @@ class Costs:
         """Take in the time of one step for `count` tokens, or of a dense one."""
         if not ms > 0:  # the clock stood still
             return
-        self._limits = None
-        if dense:
-            self._dense.append(ms)
-        else:
-            self._steps.setdefault(self.share(count), deque(maxlen=KEPT)).append(ms)
+        times = self._dense
+        if not dense:
+            times = self._steps.setdefault(self.share(count), deque(maxlen=KEPT))
+        before = (len(times), min(times, default=math.inf))
+        times.append(ms)
+        if (len(times), min(times)) != before:
+            self._limits = None
         self._noted += 1
         if self._noted in (8, 32) or self._noted % _SAVE_EVERY == 0:
             self.save()

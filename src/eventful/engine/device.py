@@ -313,7 +313,7 @@ class DeviceExecutor(Executor):
         for flight in last:
             if flight.outcome.reported is not None:
                 flight.outcome.reported.synchronize()
-            flight.report = flight.outcome.report.numpy().tolist()
+            flight.report = flight.outcome.report.tolist()
         if last:  # steps come in order, so the one before the last is done
             self._check_sound(before)
         if any([row[4] > 0 for flight in last for row in flight.report]):

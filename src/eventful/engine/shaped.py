@@ -340,14 +340,15 @@ class ShapedStep:
     def _replay(self, recorded: Recorded, request: StepRequest, host: HostBuffers) -> Outcome:
         """Launch recorded work, inside a step of the model that runs around it if one does."""
         events: list[Any] = []
+        started, self._started = self._started, False  # later graphs overwrite what it left
 
         def play() -> None:
             sent = lambda: events.append(self._send_report(host))  # noqa: E731
-            recorded.graphs.play(sent, started=self._started)
+            recorded.graphs.play(sent, started=started)
             host.sound.copy_(self.sound, non_blocking=True)
 
         if recorded.blocks is None:
-            if not self._started:
+            if not started:
                 self.frame.copy_(request.call.frame, non_blocking=True)
             play()
             output = _cloned(recorded.output)
