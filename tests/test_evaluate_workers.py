@@ -22,11 +22,12 @@ from eventful.errors import (
     WorkerError,
 )
 from eventful.paper.data import open_dataset
+from eventful.paper.evaluate import workers
 from eventful.paper.evaluate.detection import DetectionJob
 from eventful.paper.evaluate.models import Weights
 from eventful.paper.evaluate.runs import RunStore, VideoResult
 from eventful.paper.evaluate.variants import Variant
-from eventful.paper.evaluate.workers import Item, Workers, work
+from eventful.paper.evaluate.workers import Item, Workers
 from miniatures import damaged  # noqa: F401
 
 
@@ -47,37 +48,30 @@ def vivit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.write(tiny_models.recogniser(), path)
 
 
-def test_a_worker_tells_what_became_of_each_video(
-    damaged: Path, weights: Path, vivit: Path, tmp_path: Path
+def test_a_worker_reports_progress_problems_and_errors(
+    damaged: Path, weights: Path, vivit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     videos = open_dataset(damaged, "val").videos
     store = RunStore.open(tmp_path / "run", {}, resume=True)
     variant = Variant("Base model", "dense")
-    jobs = [DetectionJob(Weights(path), variant) for path in (weights, vivit)]
-    inbox, outbox = queue.Queue(), queue.Queue()
-    for index, (job, video) in enumerate([(jobs[0], videos[0]), (jobs[0], videos[1])]):
-        inbox.put(Item(job, store, "v", index, video))
-    inbox.put(Item(jobs[1], store, "v", 2, videos[0]))  # weights of another model
-    inbox.put(Item(Stumbling(), store, "v", 3, videos[0]))
-    inbox.put(None)
-    work(inbox, outbox, "cpu", torch.get_num_threads())
-    assert [m for m in outbox.queue if m[0] == "begin"] == [
-        ("begin", i, os.getpid()) for i in range(4)
-    ]
-    told = [message for message in outbox.queue if message[0] not in ("begin", "tick")]
-    assert [(kind, index) for kind, index, _ in told] == [
-        *(("done", 0), ("done", 1), ("error", 2), ("error", 3)),
-    ]
-    assert told[0][2] is None
-    assert "000001.JPEG" in told[1][2]
-    assert isinstance(told[2][2], CheckpointError)
-    assert isinstance(told[3][2], WorkerError)
-    assert "stumbled" in str(told[3][2])
-    assert sum(frames for kind, _, frames in outbox.queue if kind == "tick") == 2
+    good, wrong_model = (DetectionJob(Weights(path), variant) for path in (weights, vivit))
+    messages = queue.SimpleQueue()
+    monkeypatch.setattr(workers, "_worker", workers._Worker("cpu", messages))
+    assert workers._run_item(Item(good, store, "v", 0, videos[0])) is None
+    assert "000001.JPEG" in workers._run_item(Item(good, store, "v", 1, videos[1]))
+    with pytest.raises(CheckpointError, match=videos[0].name):
+        workers._run_item(Item(wrong_model, store, "v", 2, videos[0]))
+    with pytest.raises(WorkerError, match="stumbled"):
+        workers._run_item(Item(Stumbling(), store, "v", 3, videos[0]))
+    sent = [messages.get() for _ in range(messages.qsize())]
+    assert {message.worker for message in sent} == {os.getpid()}
+    names = [message.began for message in sent if message.began is not None]
+    assert names == [videos[0].name, videos[1].name, videos[0].name, videos[0].name]
+    assert sum(message.frames for message in sent) == 2
 
 
 class Stumbling:
-    """A job with a mistake in it."""
+    """A job that raises an unexpected error."""
 
     def run(self, video: object, device: str, tick: object) -> VideoResult:
         raise ZeroDivisionError("stumbled")
@@ -87,7 +81,6 @@ class Dying(Stumbling):
     """A job that takes its process with it, as one that runs out of memory does."""
 
     def run(self, video: object, device: str, tick: object) -> VideoResult:
-        time.sleep(0.5)  # what it has told is on its way
         os._exit(9)
 
 
@@ -98,9 +91,21 @@ def test_a_worker_that_dies_ends_the_run(vid: Path, tmp_path: Path) -> None:
     items = [Item(Dying(), store, "v", i, video) for i, video in enumerate(videos)]
     with (
         pytest.raises(WorkerError, match="exit code 9 at ILSVRC2015_val"),
-        Workers(2, threads=1) as workers,
+        Workers(2, threads=1) as pool,
     ):
-        workers.run(items)
+        pool.run(items)
+
+
+@pytest.mark.slow
+def test_errors_of_a_worker_process_name_the_video(vid: Path, tmp_path: Path) -> None:
+    store = RunStore.open(tmp_path, {}, resume=True)
+    videos = open_dataset(vid, "val").videos
+    items = [Item(Stumbling(), store, "v", i, video) for i, video in enumerate(videos)]
+    with (
+        pytest.raises(WorkerError, match=r"Video ILSVRC2015_val_\d+ failed(.|\n)*stumbled"),
+        Workers(2, threads=1) as pool,
+    ):
+        pool.run(items)
 
 
 STOPPED = """
@@ -117,7 +122,7 @@ class Slow:
         time.sleep(600)
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # deaf if started in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if started in the background
     store = RunStore.open(sys.argv[1], {}, resume=True)
     frames = ImageFiles(Path(), ("x" * 100_000,))  # more than a pipe holds
     items = [Item(Slow(), store, "v", i, Video("v", frames)) for i in range(8)]

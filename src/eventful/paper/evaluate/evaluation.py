@@ -22,11 +22,13 @@ from eventful.paper.data.problems import Problems
 from eventful.paper.data.records import VideoSet
 from eventful.paper.evaluate import action, detection, padding
 from eventful.paper.evaluate.experiment import Experiment
+from eventful.paper.evaluate.metrics import COCO_LIBRARY
 from eventful.paper.evaluate.models import Weights
 from eventful.paper.evaluate.report import Report, Row
 from eventful.paper.evaluate.runs import RunStore, VideoResult, file_digest, text_digest
 from eventful.paper.evaluate.variants import BASE, SKIP, Variant
 from eventful.paper.evaluate.workers import Item, Job, Workers
+from eventful.surgery import libraries
 from eventful.surgery.conversion import block_shapes
 
 TASKS = {"vitdet": "detection", "vivit": "action"}
@@ -114,6 +116,8 @@ def evaluate(
         )
     for variant in variants:
         _check_weights(variant, settings, data)
+    if any(variant.model == "vitdet" for variant in variants):
+        libraries.load(COCO_LIBRARY)  # raise now, not after hours of computing
     described = _described(experiment, settings, data, variants)
     with _folder(settings) as folder:
         store = RunStore.open(folder, described, resume=settings.resume)

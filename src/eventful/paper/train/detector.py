@@ -17,7 +17,7 @@ from eventful.models.loading import load_model, load_weights
 from eventful.models.vitdet import HeadConfig, ViTDet, ViTDetConfig
 from eventful.paper.data import Box, VideoSet, open_dataset
 from eventful.paper.data.problems import OnProblem, stop
-from eventful.paper.evaluate.metrics import Detections, coco_map50, fgfa_map50
+from eventful.paper.evaluate.metrics import COCO_LIBRARY, Detections, coco_map50, fgfa_map50
 from eventful.paper.train.engine import Habits, Moment, Trainer
 from eventful.paper.train.export import save_model
 from eventful.paper.train.frames import (
@@ -30,6 +30,7 @@ from eventful.paper.train.frames import (
 )
 from eventful.paper.train.processes import Processes
 from eventful.paper.train.recipes import VID, Recipe
+from eventful.surgery import libraries
 
 Frozen = Literal["nothing", "backbone"]
 Heads = Literal["same", "faster"]
@@ -232,6 +233,7 @@ def _validation(
 ) -> Callable[[], dict[str, float]] | None:
     if plan.val_split is None:
         return None
+    libraries.load(COCO_LIBRARY)  # raise now, not at the first validation
     videos = open_dataset(plan.data, plan.val_split, on_problem=on_problem)
     return lambda: score_dense(model, videos, processes, plan.val_frames)
 
