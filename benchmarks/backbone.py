@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import eventful
+from eventful import files
 from eventful.bench.dense import Workshop, dense_paths
 from eventful.bench.results import origin
 from eventful.bench.timing import in_turn, pipelined, timed
@@ -63,8 +64,7 @@ def main() -> None:
         record["settings"].append(measure(size, r, options.compile))
         print(json.dumps(record["settings"][-1]), flush=True)
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+        files.write_json(options.out, record)
 
 
 if __name__ == "__main__":

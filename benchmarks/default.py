@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import eventful
+from eventful import files
 from eventful.bench.dense import Workshop, dense_paths
 from eventful.bench.results import origin
 from eventful.bench.timing import gap, in_turn, pipelined, timed
@@ -204,8 +205,7 @@ def main() -> None:
         record["clips"].append(run_clip(name, frames, converted, dense))
         print(json.dumps(record["clips"][-1]), flush=True)
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+        files.write_json(options.out, record)
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def test_a_run_stopped_half_way_goes_on_to_the_same_numbers(whole, tmp_path: Pat
         evaluate(report.experiment, again, StopAfter(2 * FRAMES + 2))
     done = sorted(path.name for path in tmp_path.rglob("*.safetensors"))
     assert 0 < len(done) < 2 * len(report.rows)
-    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob("*.partial"))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     resumed = evaluate(report.experiment, again)
     assert resumed.rows == report.rows

@@ -151,7 +151,7 @@ def test_ctrl_c_ends_every_process_at_once(tmp_path: Path) -> None:
     assert took < 30  # a worker's job would go on for ten minutes
     assert done.returncode == -signal.SIGINT
     assert done.stderr.count("Traceback") == 1  # of the calling process alone
-    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob("*.partial"))
 
 
 def test_a_mistake_names_the_video(vid: Path, tmp_path: Path) -> None:

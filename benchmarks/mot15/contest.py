@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from benchmarks.mot15.clips import Clip
 from benchmarks.mot15.settings import Clock, Options, say
 from benchmarks.mot15.training import as_map, normalised
+from eventful import files
 from eventful.config import Config
 from eventful.models.anchor_free import PointHead
 from eventful.paper.evaluate.metrics import Detections, coco_map50
@@ -206,9 +207,7 @@ def evaluate(
         if clock.over():
             raise SystemExit(f"The time is up before {key}. Start again with the same --out.")
         runs = make()
-        partial = path.with_suffix(".part")
-        partial.write_text(json.dumps([run.plain() for run in runs]))
-        partial.replace(path)
+        files.write_json(path, [run.plain() for run in runs], indent=None)
         say(clock, f"ran {key}")
         return runs
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from eventful import files
 from eventful.config import PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -73,4 +73,4 @@ def refuse_tracked(out: Path) -> None:
 def fingerprint(options: Options, weights: Path, device: str) -> str:
     """What a head and its runs belong to; a run with other options starts afresh."""
     text = json.dumps([asdict(options), weights.stat().st_size, weights.name, device])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return files.digest([text])[:12]

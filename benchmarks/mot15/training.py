@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from benchmarks.mot15.clips import Clip, fit, load_clips, scaled
 from benchmarks.mot15.settings import BACKBONE, PATCH, Clock, Options, say
+from eventful import files
 from eventful.bench.results import origin
 from eventful.models.anchor_free import PointHead, PointHeadConfig
 from eventful.models.vitdet import Target
@@ -178,5 +179,6 @@ def trained(
         "log": log,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save({"head": head.state_dict(), "about": about}, path)
+    with files.replacing(path) as partial:
+        torch.save({"head": head.state_dict(), "about": about}, partial)
     return head, about

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from eventful import __version__
+from eventful import __version__, files
 from eventful.bench.rows import Row
 
 ORIGIN = ("date", "device_name", "threads", "torch", "cuda", "timm", "python", "eventful", "commit")
@@ -56,12 +56,10 @@ def append(path: Path, rows: Sequence[Row], where: Mapping[str, str], over: str 
     columns = [*COLUMNS, *(name for name in known if name not in COLUMNS)]
     made = [{"over": over, **_as_text(row), **where} for row in rows]
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")  # an interruption must not cost the old rows
-    with draft.open("w", newline="") as file:
+    with files.replacing(path) as partial, partial.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows([*kept, *made])
-    draft.replace(path)
 
 
 def read(path: Path) -> list[Record]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eventful import files
 from eventful.errors import CheckpointError
 from eventful.models.checkpoints import read_checkpoint
 from eventful.models.layouts import Layout, LayoutReport, find_layout
@@ -76,9 +77,8 @@ def save(converted: Converted, path: str | Path) -> None:
     about = {"model": converted.kind, "config": converted.config}
     tensors = {key: value.contiguous().clone() for key, value in converted.state.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    save_file(tensors, str(partial), metadata={"eventful": json.dumps(about)})
-    partial.replace(path)
+    with files.replacing(path) as partial:
+        save_file(tensors, str(partial), metadata={"eventful": json.dumps(about)})
 
 
 def load_model(path: str | Path, **overrides: Any) -> nn.Module:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from eventful import files
 from eventful.bench.results import origin
 from eventful.config import Config
 from eventful.cost.counting import BlockWork, count_backbone
@@ -25,7 +26,7 @@ from eventful.paper.evaluate.experiment import Experiment
 from eventful.paper.evaluate.metrics import COCO_LIBRARY
 from eventful.paper.evaluate.models import Weights
 from eventful.paper.evaluate.report import Report, Row
-from eventful.paper.evaluate.runs import RunStore, VideoResult, file_digest, text_digest
+from eventful.paper.evaluate.runs import RunStore, VideoResult
 from eventful.paper.evaluate.variants import BASE, SKIP, Variant
 from eventful.paper.evaluate.workers import Item, Job, Workers
 from eventful.surgery import libraries
@@ -320,9 +321,9 @@ def _described(
             "split": data.split,
             "classes": len(data.classes),
             "videos": len(names),
-            "names": text_digest(names),
+            "names": files.digest(["\n".join(names)]),
         },
-        "weights": {name: file_digest(settings.weights[name]) for name in used},
+        "weights": {name: files.file_digest(settings.weights[name]) for name in used},
         "variants": {variant.key: variant.to_dict() for variant in variants},
         "size": settings.size,
         "frames": settings.frames,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from eventful import files
 from eventful.paper.evaluate.experiment import Experiment
-from eventful.paper.evaluate.runs import write
 from eventful.paper.evaluate.variants import Variant
 
 UNITS = {"vitdet": "GFlops per frame", "vivit": "TFlops per video"}
@@ -134,8 +133,8 @@ class Report:
     def write(self, folder: Path, *, draw: bool = True) -> list[Path]:
         """Write `results.json`, `results.csv` and, where there is something to draw, the figure."""
         written = [folder / "results.json", folder / "results.csv"]
-        write(written[0], (json.dumps(self.plain(), indent=2) + "\n").encode())
-        write(written[1], self.csv().encode())
+        files.write_json(written[0], self.plain(), indent=2, durable=True)
+        files.write_bytes(written[1], self.csv().encode(), durable=True)
         if draw and self.experiment.kind == "accuracy":
             from eventful.paper.evaluate.figure import draw_tradeoff
 

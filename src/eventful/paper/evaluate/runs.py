@@ -6,9 +6,7 @@ written whole or not at all. A folder is continued only by a run that would comp
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -21,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from eventful import files
 from eventful.errors import RunError
 
 FORMAT = 1
@@ -71,7 +70,7 @@ class RunStore:
                     "another folder with --out."
                 )
             try:
-                write(store.folder / ABOUT, json.dumps(about, indent=2).encode())
+                files.write_json(store.folder / ABOUT, about, indent=2, durable=True)
             except OSError as error:
                 raise RunError(
                     f"{store.folder} cannot be written to ({error}). Give another folder with "
@@ -100,7 +99,8 @@ class RunStore:
     def save(self, variant: str, index: int, name: str, result: VideoResult) -> None:
         """Write the result of one video."""
         tensors = {key: value.detach().cpu().contiguous() for key, value in result.tensors.items()}
-        write(self.path(variant, index, name), save(tensors, {"facts": json.dumps(result.facts)}))
+        content = save(tensors, {"facts": json.dumps(result.facts)})
+        files.write_bytes(self.path(variant, index, name), content, durable=True)
 
     def load(self, variant: str, index: int, name: str) -> VideoResult:
         """Read the result of one video."""
@@ -132,31 +132,6 @@ class RunStore:
         if (self.folder / ABOUT).exists():
             shutil.rmtree(self.folder / VIDEOS, ignore_errors=True)
             (self.folder / ABOUT).unlink()
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def text_digest(lines: list[str]) -> str:
-    """SHA-256 of some lines."""
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def ragged(rows: list[Tensor], like: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eventful import files
 from eventful.errors import CheckpointError
 
 _NAME = re.compile(r"step_(\d{8})\.pt")
@@ -61,13 +61,10 @@ def save(checkpoint: Checkpoint, folder: Path, *, keep: int, lasting: bool) -> P
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{checkpoint.position.step:08d}.pt"
     content = {**vars(checkpoint), "position": asdict(checkpoint.position)}
-    for left in folder.glob("*.partial"):  # of a process that was stopped while it wrote
+    for left in folder.glob(f"*{files.PARTIAL}"):  # of a process that was killed while writing
         left.unlink()
-    partial = path.with_suffix(".partial")
-    torch.save(content, partial)
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
+    with files.replacing(path, durable=True) as partial:
+        torch.save(content, partial)
     marker = path.with_suffix(".lasting")
     if lasting:
         marker.touch()

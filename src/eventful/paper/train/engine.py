@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from eventful import files
 from eventful.errors import CheckpointError, ConfigError, NonFiniteError
 from eventful.paper.train import checkpoints
 from eventful.paper.train.checkpoints import Checkpoint, Position
@@ -119,8 +120,7 @@ class Trainer:
         self._resume()
         journal = Journal(self.folder, self.position.step) if self.processes.first else None
         if self.processes.first:
-            settings = json.dumps(self.about, indent=1) + "\n"
-            (self.folder / "settings.json").write_text(settings)
+            files.write_json(self.folder / "settings.json", self.about)
         module = self._parallel()
         try:
             self._catch_up(journal)

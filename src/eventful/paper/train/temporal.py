@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from eventful import files
 from eventful.config import Config
 from eventful.errors import CheckpointError, ConfigError
 from eventful.models.loading import load_model
@@ -239,7 +239,7 @@ class TemporalTuning:
         scores += [self._scored(objective, share, "after", val) for share in shares]
         if processes.first:
             save_model(self.model, folder / "model.safetensors")
-            (folder / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
+            files.write_json(folder / "scores.json", scores)
         return TemporalResult(self.model.eval(), scores, self.skipped)
 
     def _scored(

@@ -6,7 +6,6 @@ its weights, its update rule and the views; a stopped run goes on with the video
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eventful import files
 from eventful.config import Config
 from eventful.errors import ConfigError, DamagedMediaError, MissingFileError
 from eventful.models.vivit import ViViT, prepare, spatial_vectors, steps
@@ -31,12 +31,13 @@ _PER_FOLDER = 1000
 
 def weights_digest(module: nn.Module) -> str:
     """A short name for the values of a module's weights."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        plain = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-        digest.update(plain.numpy().tobytes())
-    return digest.hexdigest()[:16]
+
+    def parts() -> Iterator[str | memoryview]:
+        for name, tensor in sorted(module.state_dict().items()):
+            yield f"{name} {tuple(tensor.shape)} {tensor.dtype}"
+            yield tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+
+    return files.digest(parts())[:16]
 
 
 @dataclass(frozen=True)
@@ -131,15 +132,11 @@ class VectorCache:
 
     def _claim(self, videos: VideoSet, processes: Processes) -> None:
         """Refuse a folder that holds vectors of something else."""
-        names = hashlib.sha256("\n".join(video.name for video in videos).encode())
-        about = {**self.about, "split": videos.split, "videos": names.hexdigest()[:16]}
+        names = files.digest(["\n".join(video.name for video in videos)])
+        about = {**self.about, "split": videos.split, "videos": names[:16]}
         path = self.folder / "about.json"
-        if processes.first:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if not path.exists():
-                partial = path.with_suffix(".partial")
-                partial.write_text(json.dumps(about, indent=1) + "\n")
-                partial.replace(path)
+        if processes.first and not path.exists():
+            files.write_json(path, about)
         processes.wait()
         there = json.loads(path.read_text())
         if there != json.loads(json.dumps(about)):
@@ -191,9 +188,9 @@ class VectorCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = vectors.to("cpu", self.dtype)
         tensors = {_view(i): view.contiguous().clone() for i, view in enumerate(kept)}
-        partial = path.with_suffix(".partial")
-        save_file(tensors, str(partial), metadata={"name": video.name, "label": str(video.label)})
-        partial.replace(path)
+        metadata = {"name": video.name, "label": str(video.label)}
+        with files.replacing(path) as partial:
+            save_file(tensors, str(partial), metadata=metadata)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number // _PER_FOLDER:04d}" / f"{number:07d}.safetensors"
@@ -221,5 +218,4 @@ def vector_folder(root: Path, split: str, config: Config | None) -> Path:
     if config is None:
         return root / split / "dense"
     text: dict[str, Any] = config.to_dict()
-    digest = hashlib.sha256(json.dumps(text, sort_keys=True).encode()).hexdigest()[:10]
-    return root / split / digest
+    return root / split / files.digest([json.dumps(text, sort_keys=True)])[:10]
