@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benching import small, tiny_vit  # noqa: F401
-from eventful import Stream, StreamBatch
+from eventful import StreamBatch
 from eventful.bench import cases, dense, measure, memory, parity, timing
 from eventful.cli import bench
 from eventful.errors import ParityError
@@ -52,18 +52,18 @@ def test_several_streams_are_a_batch_of_streams(small, monkeypatch):
 
 
 def test_flushes_are_timed_apart_and_steady_frames_are_steady(small, monkeypatch):
-    kinds = []
+    flushed = []
     time_one = timing.timed
 
     def spy(run, frame):
         result = time_one(run, frame)
-        if isinstance(run, Stream):
-            kinds.append(run.last.flushed[0])
+        if run.record is not None:
+            flushed.append(run.record.flushed[0])
         return result
 
     monkeypatch.setattr(measure, "timed", spy)
     measure.measure(dataclasses.replace(small, presets=("fast",)))
-    assert kinds == [True] + [False] * 5
+    assert flushed == [True] + [False] * 5
 
 
 def test_each_frame_begins_with_another_contender():

@@ -14,6 +14,7 @@ import pytest
 import miniatures
 import tiny_models
 from eventful import Config
+from eventful.bench.contenders import schedule
 from eventful.cli.evaluate_run import asked
 from eventful.cli.evaluate_run import settings as cli_settings
 from eventful.cost.counting import BlockWork, count_backbone
@@ -32,7 +33,6 @@ from eventful.paper.evaluate import experiment as experiments
 from eventful.paper.evaluate.evaluation import Settings, Silent, evaluate
 from eventful.paper.evaluate.models import Weights
 from eventful.paper.evaluate.runs import RunStore
-from eventful.paper.evaluate.variants import schedule
 from eventful.surgery.conversion import block_shapes
 from miniatures import damaged  # noqa: F401
 from tolerances import apart, assert_near, limit

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eventful.errors import ConfigError, MissingDependencyError
+from eventful.models.vitdet import Detections
 from eventful.paper.data.records import Box
 from eventful.paper.evaluate import metrics
-from eventful.paper.evaluate.metrics import Detections, average_views, coco_map50, fgfa_map50, top_k
+from eventful.paper.evaluate.metrics import average_views, coco_map50, fgfa_map50, top_k
 from eventful.paper.evaluate.precision import vid_thresholds
 from tolerances import limit
 
@@ -330,7 +331,7 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"boxes \(2, 4\)"):
         Detections(torch.zeros(2, 5), torch.zeros(2), torch.zeros(2).long())
     with pytest.raises(ConfigError, match="NaN"):
-        detections((0, 0, 1, math.nan, 0.5, 0))
+        coco_map50([detections((0, 0, 1, math.nan, 0.5, 0))], [[]], CLASSES)
     with pytest.raises(ConfigError, match="left of the left"):
         coco_map50([detections()], [[Box(5, 0, 4, 1, 0)]], CLASSES)
     with pytest.raises(ConfigError, match="of the truth"):

@@ -13,8 +13,8 @@ import torch
 
 import miniatures
 from eventful.config import PRESETS
+from eventful.models.vitdet import Detections
 from eventful.paper.data import Box
-from eventful.paper.evaluate.metrics import Detections
 from eventful.surgery import libraries
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

@@ -15,12 +15,13 @@ from benchmarks.mot15.clips import Clip
 from benchmarks.mot15.settings import Clock, Options, say
 from benchmarks.mot15.training import as_map, normalised
 from eventful import files
+from eventful.bench.contenders import Contender, Dense, Streamed, schedule
 from eventful.config import Config
 from eventful.models.anchor_free import PointHead
-from eventful.paper.evaluate.metrics import Detections, coco_map50
-from eventful.paper.evaluate.variants import schedule
+from eventful.models.vitdet import Detections
+from eventful.paper.evaluate.metrics import coco_map50
 from eventful.policies import Policy, TopFraction
-from eventful.stream import StreamBatch
+from eventful.stream import Stream, StreamBatch
 from eventful.surgery.conversion import convert
 
 OWN_POLICY = ("fast", "exact")  # presets with a policy of their own, which is measured, too
@@ -57,55 +58,36 @@ class Run:
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
-        frames = [
-            {"boxes": d.boxes.tolist(), "scores": d.scores.tolist(), "labels": d.labels.tolist()}
-            for d in self.found
-        ]
-        return {**vars(self), "found": frames}
+        return {**vars(self), "found": [detections.to_dict() for detections in self.found]}
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> Run:
         """The opposite of `plain`."""
-        found = [
-            Detections(
-                torch.tensor(d["boxes"]).reshape(-1, 4),
-                torch.tensor(d["scores"]),
-                torch.tensor(d["labels"], dtype=torch.int64),
-            )
-            for d in data["found"]
-        ]
+        found = [Detections.from_dict(detections) for detections in data["found"]]
         return cls(found, data["macs"], data["updated"], data["flushed"])
 
 
 def detect(head: PointHead, tokens: Tensor, size: tuple[int, int]) -> list[Detections]:
-    found = head.detect(as_map(tokens, size), size)
-    return [Detections(d.boxes.cpu(), d.scores.cpu(), d.labels.cpu()) for d in found]
+    return [found.boxes_on_cpu() for found in head.detect(as_map(tokens, size), size)]
 
 
-@torch.no_grad()
 def run_dense(backbone: nn.Module, head: PointHead, clip: Clip, device: torch.device) -> Run:
-    run = Run([], [], [], [])
-    cost, tokens = dense_cost(backbone, clip, device)
-    for frame in clip.frames:
-        features = backbone.forward_features(normalised(frame[None], device))
-        run.found += detect(head, features, clip.size)
-        run.macs.append(cost)
-        run.updated.append(float(tokens))
-        run.flushed.append(True)
+    """The dense model on every frame."""
+    macs, tokens = dense_cost(backbone, clip, device)
+    dense = Dense(backbone.forward_features, macs)
+    (run,) = run_contender(dense, head, clip, device, tokens=tokens)
     return run
 
 
 def dense_cost(backbone: nn.Module, clip: Clip, device: torch.device) -> tuple[int, int]:
     """Operations of one frame, and its tokens, from the record of a flush."""
-    stream = StreamBatch(convert(backbone, Config.paper(TopFraction(1.0))))
-    stream.join("only")
+    stream = Stream(convert(backbone, Config.paper(TopFraction(1.0))))
     stream.call("forward_features", normalised(clip.frames[:1], device))
     record = stream.last
     assert record is not None
     return record.dense_macs, next(iter(record.blocks.values())).shape.tokens
 
 
-@torch.no_grad()
 def run_preset(
     backbone: nn.Module,
     head: PointHead,
@@ -118,19 +100,41 @@ def run_preset(
     batch = StreamBatch(convert(backbone, Config.preset(made[0].preset, fallback=False)))
     for setting in made:
         batch.join(setting.policy, setting.choose())
-    runs = [Run([], [], [], []) for _ in made]
+    streamed = Streamed(batch, "forward_features")
+    return run_contender(streamed, head, clip, device, streams=len(made))
+
+
+@torch.no_grad()
+def run_contender(
+    contender: Contender,
+    head: PointHead,
+    clip: Clip,
+    device: torch.device,
+    *,
+    streams: int = 1,
+    tokens: int = 0,
+) -> list[Run]:
+    """One run per stream of the contender, all on the same frames.
+
+    Args:
+        tokens: updated on each frame by a contender without records.
+    """
+    runs = [Run([], [], [], []) for _ in range(streams)]
     for frame in clip.frames:
-        pixels = normalised(frame[None], device).expand(len(made), -1, -1, -1)
-        found = detect(head, batch.call("forward_features", pixels), clip.size)
-        record = batch.last
-        assert record is not None
-        updated = torch.stack([gate.counts for gate in record.gates.values()]).float().mean(0)
-        operations = record.operations()
+        pixels = normalised(frame[None], device).expand(streams, -1, -1, -1)
+        found = detect(head, contender(pixels), clip.size)
+        record = contender.record
+        if record is None:
+            macs, updated, flushed = [contender.macs], [float(tokens)], [True]
+        else:
+            macs = [operations.total for operations in record.operations()]
+            counts = torch.stack([gate.counts for gate in record.gates.values()])
+            updated, flushed = counts.float().mean(0).tolist(), list(record.flushed)
         for i, run in enumerate(runs):
             run.found.append(found[i])
-            run.macs.append(operations[i].total)
+            run.macs.append(macs[i])
             run.updated.append(float(updated[i]))
-            run.flushed.append(bool(record.flushed[i]))
+            run.flushed.append(bool(flushed[i]))
     return runs
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from eventful.bench.cases import clip
+from eventful.bench.contenders import Contender, Dense, Streamed
 from eventful.bench.dense import DensePaths, Workshop, dense_paths
 from eventful.bench.memory import graph_pool_bytes, peak_of
 from eventful.bench.parity import open_stream, verify
 from eventful.bench.rows import Row, Setting
-from eventful.bench.timing import Forward, gap, in_turn, pipelined, timed
+from eventful.bench.timing import gap, in_turn, pipelined, timed
 from eventful.errors import ParityError
-from eventful.stream import Stream, StreamBatch
 from eventful.surgery.conversion import inspect
 
 WARM = 3  # steps of every contender before any is timed: a flush and two steady ones
@@ -32,34 +32,19 @@ Tick = Callable[[str], None]
 
 
 @dataclass
-class Contender:
-    """One way to run the model: its times and outputs' errors, frame by frame.
+class Measured:
+    """A contender, its times and its outputs' errors, frame by frame.
 
     Attributes:
-        stream: what is stepped; None for a dense path.
         pool: bytes of CUDA graphs that it captured.
     """
 
-    run: Forward
-    stream: Stream | StreamBatch | None = None
+    run: Contender
     pool: int = 0
     ms: list[float] = field(default_factory=list)
     pipelined_ms: list[float] = field(default_factory=list)
     flush_ms: list[float] = field(default_factory=list)
     error: list[float] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, stream: Stream | StreamBatch) -> Contender:
-        """A stream, called as a user calls it."""
-        return cls(stream, stream)
-
-    def flush(self) -> None:
-        """Make the next frame recompute everything."""
-        if isinstance(self.stream, StreamBatch):
-            for name in self.stream.streams:
-                self.stream.flush(name)
-        elif self.stream is not None:
-            self.stream.flush()
 
 
 @dataclass
@@ -76,8 +61,8 @@ class Run:
     setting: Setting
     frames: list[Tensor]
     trials: DensePaths
-    dense: dict[str, Contender]
-    streams: dict[tuple[str, int], Contender]
+    dense: dict[str, Measured]
+    streams: dict[tuple[str, int], Measured]
     truth: dict[int, Tensor] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -87,7 +72,7 @@ class Run:
         return self.frames[0].device
 
     @property
-    def contenders(self) -> list[Contender]:
+    def contenders(self) -> list[Measured]:
         """Dense paths and streams."""
         return [*self.dense.values(), *self.streams.values()]
 
@@ -131,11 +116,13 @@ def prepare(setting: Setting, tick: Tick) -> Run:
     dense, notes = {}, [*setting.notes, *trials.notes]
     for name, run in trials.runs.items():
         if name == "eager" or trials.trial_ms[name] <= SLOW * fastest:
-            dense[name] = Contender(run)
+            dense[name] = Measured(Dense(run))
         else:
             notes.append(f"dense {name} timed in its trial only: slow")
     streams = {
-        (preset, r): Contender.of(open_stream(model, setting.config(preset, r), setting.batch))
+        (preset, r): Measured(
+            Streamed(open_stream(model, setting.config(preset, r), setting.batch))
+        )
         for preset in setting.presets
         for r in setting.budgets
     }
@@ -157,7 +144,7 @@ def _warm_up(run: Run, tick: Tick) -> None:
     for number, contender in enumerate(run.contenders):
         tick(f"warming up contender {number + 1} of {len(run.contenders)}")
         before = graph_pool_bytes(run.device)
-        for t in range(WARM if contender.stream is not None else 1):
+        for t in range(WARM if isinstance(contender.run, Streamed) else 1):
             contender.run(run.frame(t - WARM))
         contender.pool = graph_pool_bytes(run.device) - before
 
@@ -168,7 +155,7 @@ def _time_flushes(run: Run, tick: Tick) -> None:
     for turn in range(FLUSHES[run.device.type]):
         tick("timing flushes")
         for contender in in_turn(streams, turn):
-            contender.flush()
+            contender.run.flush()
             contender.flush_ms.append(timed(contender.run, run.frame(-2))[1])
             contender.run(run.frame(-1))
 
@@ -210,8 +197,8 @@ def _time_pipelined(run: Run, tick: Tick) -> None:
 
 def _row(run: Run, preset: str, r: int) -> Row:
     setting, contender = run.setting, run.streams[preset, r]
-    stream = contender.stream
-    assert stream is not None
+    assert isinstance(contender.run, Streamed)
+    stream = contender.run.stream
     assert stream.last is not None
     medians = {name: statistics.median(path.ms) for name, path in run.dense.items()}
     best = min(medians, key=lambda name: medians[name])

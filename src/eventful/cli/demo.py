@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from eventful import Config, Stream, TopFraction
+from eventful.bench.contenders import Contender, Dense, Streamed
 from eventful.cli.models import build
 from eventful.config import PRESETS
 from eventful.surgery.conversion import convert
@@ -25,12 +25,11 @@ WARM = 3  # frames left out of the medians: the flush, and the first of its kind
 
 
 @dataclass
-class Contender:
-    """One way to run the model, and what it did frame by frame."""
+class Measured:
+    """A contender, and what it did frame by frame."""
 
     name: str
-    call: Callable[[Tensor], Any]
-    stream: Stream | None = None
+    run: Contender
     ms: list[float] = field(default_factory=list)
     updated: list[float] = field(default_factory=list)
     macs: list[float] = field(default_factory=list)
@@ -58,9 +57,9 @@ def run(frames: int, as_json: bool, picture: Path | None, model: str, size: int)
     views: list[UpdateView] = []
     for t, frame in enumerate(_progress(moving_objects(frames, (size, size)), frames, as_json)):
         _step(contenders, (frame - 0.5) / 0.5)
-        watched = contenders[1].stream
-        if picture is not None and t and watched is not None and watched.last is not None:
-            views.append(UpdateView.of(frame, watched.last))
+        record = contenders[1].run.record
+        if picture is not None and t and record is not None:
+            views.append(UpdateView.of(frame, record))
     rows = [_row(contender, contenders[0]) for contender in contenders[1:]]
     if picture is not None:
         shown = views[:: max(1, len(views) // 4)][:4]
@@ -75,27 +74,26 @@ def run(frames: int, as_json: bool, picture: Path | None, model: str, size: int)
         _show(rows, model, size, frames, picture)
 
 
-def _contenders(vit: nn.Module) -> list[Contender]:
-    made = [Contender("dense", vit)]
+def _contenders(vit: nn.Module) -> list[Measured]:
+    made = [Measured("dense", Dense(vit))]
     automatic = Stream(convert(vit, Config.fast()), maps=True)
-    made.append(Contender("fast (its own threshold)", automatic, automatic))
+    made.append(Measured("fast (its own threshold)", Streamed(automatic)))
     for preset in PRESETS:
         stream = Stream(convert(vit, Config.preset(preset, TopFraction(BUDGET))))
-        made.append(Contender(preset, stream, stream))
+        made.append(Measured(preset, Streamed(stream)))
     return made
 
 
-def _step(contenders: list[Contender], frame: Tensor) -> None:
+def _step(contenders: list[Measured], frame: Tensor) -> None:
     """One frame through all, one after the other, so that they meet the same machine."""
     dense: Tensor | None = None
     for contender in contenders:
         began = time.perf_counter()
-        with torch.no_grad():
-            output = _features(contender.call(frame))
+        output = _features(contender.run(frame))
         contender.ms.append((time.perf_counter() - began) * 1000)
         dense = output if dense is None else dense
         contender.error.append(float((output - dense).norm() / dense.norm()))
-        record = contender.stream.last if contender.stream else None
+        record = contender.run.record
         if record is not None:
             contender.updated.append(record.fraction)
             contender.macs.append(record.macs / record.dense_macs)
@@ -106,11 +104,11 @@ def _features(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else next(iter(output.values()))
 
 
-def _row(contender: Contender, dense: Contender) -> Row:
-    assert contender.stream is not None
-    assert contender.stream.last is not None
-    tokens = next(iter(contender.stream.last.layouts.values())).tokens
-    policy = contender.stream.policy
+def _row(contender: Measured, dense: Measured) -> Row:
+    assert isinstance(contender.run, Streamed)
+    assert contender.run.record is not None
+    tokens = next(iter(contender.run.record.layouts.values())).tokens
+    policy = contender.run.stream.policy
     ratios = [a / b for a, b in zip(dense.ms[WARM:], contender.ms[WARM:], strict=True)]
     return Row(
         preset=contender.name,

@@ -16,7 +16,7 @@ from eventful.paper.data.imagenet import NAMES
 from eventful.stream import Stream
 from eventful.surgery import libraries
 from eventful.tokens.layout import TokenLayout
-from eventful.video.scene import ShownBox, with_boxes
+from eventful.video.scene import with_boxes
 
 
 class Subject(Protocol):
@@ -70,17 +70,12 @@ class Detector:
         (found,) = stream(pixels, [placement])
         self._content = placement.content
         shown = self._whole_tokens(frame.float().cpu() / 255)
-        kept = found.scores >= self._score
-        boxes = [
-            ShownBox(x1, y1, x2, y2, f"{self._name(label)} {score:.0%}", label)
-            for (x1, y1, x2, y2), score, label in zip(
-                found.boxes[kept].tolist(),
-                found.scores[kept].tolist(),
-                found.labels[kept].tolist(),
-                strict=True,
-            )
+        kept = found[found.scores >= self._score]
+        texts = [
+            f"{self._name(label)} {score:.0%}"
+            for label, score in zip(kept.labels.tolist(), kept.scores.tolist(), strict=True)
         ]
-        return shown, with_boxes(shown, boxes)
+        return shown, with_boxes(shown, kept, texts)
 
     def content(self, layout: TokenLayout) -> tuple[int, int]:
         """See `Subject`."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from eventful.models.vitdet.frames import Detections
 from eventful.surgery.libraries import load
 from eventful.video.overlay import UpdateView, heat_picture, image, mask_picture
 
@@ -46,34 +47,28 @@ class UpdateStep:
     ms: float = 0.0
 
 
-@dataclass(frozen=True)
-class ShownBox:
-    """A detection to draw: corners in pixels of the picture."""
+def with_boxes(frame: Tensor, found: Detections, texts: Sequence[str]) -> Tensor:
+    """A frame (3, H, W) in [0, 1] with boxes and their texts drawn into it.
 
-    x1: float
-    y1: float
-    x2: float
-    y2: float
-    text: str
-    label: int = 0
-
-
-def with_boxes(frame: Tensor, boxes: Sequence[ShownBox]) -> Tensor:
-    """A frame (3, H, W) in [0, 1] with boxes and their names drawn into it."""
+    Args:
+        found: boxes in pixels of the frame; the label chooses the colour.
+        texts: one per box; '' for none.
+    """
     canvas = image(frame)
     draw = load("PIL.ImageDraw").Draw(canvas)
     thick = max(2, round(min(frame.shape[-2:]) / 220))
     font = _font(max(11, round(min(frame.shape[-2:]) / 32)))
-    for box in boxes:
-        colour = PALETTE[box.label % len(PALETTE)]
-        draw.rectangle((box.x1, box.y1, box.x2, box.y2), outline=colour, width=thick)
-        if not box.text:
+    for box, label, text in zip(found.boxes.tolist(), found.labels.tolist(), texts, strict=True):
+        colour = PALETTE[label % len(PALETTE)]
+        draw.rectangle(tuple(box), outline=colour, width=thick)
+        if not text:
             continue
-        left, top, right, bottom = draw.textbbox((0, 0), box.text, font=font)
+        x, y = box[:2]
+        left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
         width, height = right - left + 8, bottom - top + 6
-        y = box.y1 - height if box.y1 >= height else box.y1
-        draw.rectangle((box.x1, y, box.x1 + width, y + height), fill=colour)
-        draw.text((box.x1 + 4 - left, y + 3 - top), box.text, fill="#14161c", font=font)
+        y = y - height if y >= height else y
+        draw.rectangle((x, y, x + width, y + height), fill=colour)
+        draw.text((x + 4 - left, y + 3 - top), text, fill=GROUND, font=font)
     return from_image(canvas)
 
 

@@ -20,37 +20,13 @@ import torch
 from torch import Tensor
 
 from eventful.errors import ConfigError
+from eventful.models.vitdet.frames import Detections
 from eventful.paper.data.records import Box
 from eventful.paper.evaluate import precision
 from eventful.surgery.libraries import load
 
 COCO_LIBRARY = "faster_coco_eval"
 MAX_DETECTIONS = 100  # per class and frame; COCO ignores the rest
-
-
-@dataclass(frozen=True)
-class Detections:
-    """What a detector says of one frame.
-
-    Args:
-        boxes: Left, top, right, bottom in pixels of the frame as stored, (K, 4).
-        scores: (K).
-        labels: (K).
-    """
-
-    boxes: Tensor
-    scores: Tensor
-    labels: Tensor
-
-    def __post_init__(self) -> None:
-        count = len(self.scores)
-        if self.boxes.shape != (count, 4) or self.labels.shape != (count,):
-            raise ConfigError(
-                f"detections need boxes ({count}, 4) and labels ({count},) beside {count} scores, "
-                f"not {tuple(self.boxes.shape)} and {tuple(self.labels.shape)}"
-            )
-        if not (torch.isfinite(self.boxes).all() and torch.isfinite(self.scores).all()):
-            raise ConfigError("detections hold NaN or Inf: look at the model that made them")
 
 
 @dataclass(frozen=True)
@@ -187,6 +163,8 @@ def _arrays(
             np.array([b.label for b in boxes], int),
             np.array([b.ignore for b in boxes], bool),
         )
+        if not (np.isfinite(frame.boxes).all() and np.isfinite(frame.scores).all()):
+            raise ConfigError("detections hold NaN or Inf: look at the model that made them")
         if not (
             np.isfinite(frame.truths).all() and (frame.truths[:, 2:] >= frame.truths[:, :2]).all()
         ):

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -132,12 +131,6 @@ class RunStore:
         if (self.folder / ABOUT).exists():
             shutil.rmtree(self.folder / VIDEOS, ignore_errors=True)
             (self.folder / ABOUT).unlink()
-
-
-def ragged(rows: list[Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Tensors of different lengths as one, and their lengths; `like` tells the form of none."""
-    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-    return torch.cat([row.cpu() for row in rows]) if rows else like, lengths
 
 
 def _refusal(folder: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

@@ -18,22 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eventful.bench.contenders import Contender, Dense
 from eventful.bench.dense import Workshop, dense_paths
 from eventful.bench.results import origin
 from eventful.bench.timing import in_turn, timed
-from eventful.config import Config
 from eventful.errors import ConfigError
-from eventful.models.blocks import at_size, pooled
 from eventful.models.vitdet.model import ViTDet, vitdet_b
 from eventful.models.vivit.model import ViViT, steps, vivit_b
-from eventful.paper.evaluate.contenders import Contender, Dense, contender, dense_macs
+from eventful.paper.evaluate.contenders import contender, dense_macs
 from eventful.paper.evaluate.evaluation import Progress
 from eventful.paper.evaluate.experiment import Experiment
 from eventful.paper.evaluate.models import Weights
 from eventful.paper.evaluate.report import Report, Row
 from eventful.paper.evaluate.variants import BASE, DENSE, SKIP, Variant
-from eventful.stream import StreamBatch
-from eventful.surgery.conversion import convert
 from eventful.video.synthetic import moving_objects
 
 WARM = {"cpu": 2, "cuda": 5}  # steps of every contender before any is timed; recording takes four
@@ -213,7 +210,12 @@ def _time_recogniser(
     together = torch.stack(parts, 1).flatten(0, 1)  # every step of every view
     dense = dense_macs(model.spatial, size) * len(together)
     fastest = _fastest_dense(variants[0], model.spatial, together, dense, plan, notes)
-    entries = [Entry(v, _views_together(model.spatial, v, size, views)) for v in variants]
+    for variant in variants:
+        if variant.preset == SKIP:
+            raise ConfigError(
+                f"{variant.label}: the time of skipping is that of dense, by its share."
+            )
+    entries = [Entry(v, contender(model.spatial, v, size, views=views)) for v in variants]
     entries.append(fastest)
     progress.begin(variants[0], (1 + plan.rounds) * len(entries) * len(parts), 1)
 
@@ -252,41 +254,6 @@ def _rows(
         measured |= {"operations": operations(entry), "dense_operations": dense}
         rows.append(Row.of(entry.variant, frames=len(entry.ms), **measured))
     return rows
-
-
-class _StreamedViews(Contender):
-    """A stream for each view, stepped together."""
-
-    def __init__(self, model: nn.Module, config: Config, views: int) -> None:
-        self._batch = StreamBatch(convert(model, config))
-        for view in range(views):
-            self._batch.join(str(view))
-
-    def reset(self) -> None:
-        """See `Contender`."""
-        for name in self._batch.streams:
-            self._batch.flush(name)
-
-    @property
-    def macs(self) -> int:
-        """See `Contender`."""
-        return 0 if self._batch.last is None else self._batch.last.macs
-
-    def __call__(self, *args: Any) -> Any:
-        """See `Contender`."""
-        return self._batch(*args)
-
-
-def _views_together(model: nn.Module, variant: Variant, size: int, views: int) -> Contender:
-    config = variant.config()
-    if variant.preset == SKIP:
-        raise ConfigError(f"{variant.label}: the time of skipping is that of dense, by its share.")
-    dense = at_size(model, (size, size))
-    if config is None:
-        return Dense(dense, views * dense_macs(model, size))
-    if variant.preset == DENSE:
-        return Dense(pooled(dense, config.pool), views * dense_macs(model, size, config.pool))
-    return _StreamedViews(model, config, views)
 
 
 def _fastest_dense(

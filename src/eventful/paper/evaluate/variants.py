@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -12,7 +12,7 @@ from eventful.errors import ConfigError
 from eventful.policies import Always, Policy, Threshold, TopFraction, TopR
 
 DENSE, SKIP = "dense", "skip"
-CONTENDERS = (DENSE, *PRESETS, SKIP)
+RUN_PRESETS = (DENSE, *PRESETS, SKIP)
 BASE = "base"
 _OWN_POLICY = ("fast", "exact")  # presets that choose a threshold by themselves
 
@@ -70,9 +70,9 @@ class Variant:
     remark: str = ""
 
     def __post_init__(self) -> None:
-        if self.preset not in CONTENDERS:
+        if self.preset not in RUN_PRESETS:
             raise ConfigError(
-                f"No preset {self.preset!r} to evaluate; there are {', '.join(CONTENDERS)}."
+                f"No preset {self.preset!r} to evaluate; there are {', '.join(RUN_PRESETS)}."
             )
         if self.model not in ("vitdet", "vivit"):
             raise ConfigError(f"No model {self.model!r} to evaluate; there are vitdet and vivit.")
@@ -137,18 +137,3 @@ class Variant:
         values["options"] = dict(self.options)
         values["config"] = None if config is None else config.to_dict()
         return {name: value for name, value in values.items() if value is not None}
-
-
-def schedule(share: float) -> Iterator[bool]:
-    """Which frames a skipping model computes: the first, and then `share` of them, spread evenly.
-
-    Of the first T frames it computes ⌈T·share⌉, so its cost is never below the share.
-    """
-    if not 0.0 < share <= 1.0:
-        raise ConfigError(f"Skipping computes a share of the frames in (0, 1], not {share!r}.")
-    done, frame = 0, 0
-    while True:
-        frame += 1
-        due = done < share * frame - 1e-9
-        done += due
-        yield due

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from eventful.errors import CheckpointError, ConfigError
 from eventful.models.layouts import LayoutReport
 from eventful.models.loading import load_model, load_weights
-from eventful.models.vitdet import HeadConfig, ViTDet, ViTDetConfig
+from eventful.models.vitdet import Detections, HeadConfig, ViTDet, ViTDetConfig
 from eventful.paper.data import Box, VideoSet, open_dataset
 from eventful.paper.data.problems import OnProblem, stop
-from eventful.paper.evaluate.metrics import COCO_LIBRARY, Detections, coco_map50, fgfa_map50
+from eventful.paper.evaluate.metrics import COCO_LIBRARY, coco_map50, fgfa_map50
 from eventful.paper.train.engine import Habits, Moment, Trainer
 from eventful.paper.train.export import save_model
 from eventful.paper.train.frames import (
@@ -253,8 +253,7 @@ def score_dense(
         frame = video.frame(position)
         pixels, placement = model.prepare(frame.pixels)
         (found,) = model(pixels, [placement])
-        kept = Detections(found.boxes.cpu(), found.scores.cpu(), found.labels.cpu())
-        mine.append((number, kept, frame.boxes))
+        mine.append((number, found.boxes_on_cpu(), frame.boxes))
     every = sorted(
         (entry for part in processes.gather(mine) for entry in part), key=lambda entry: entry[0]
     )
