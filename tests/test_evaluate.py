@@ -17,6 +17,7 @@ from eventful import Config
 from eventful.bench.contenders import schedule
 from eventful.cli.evaluate_run import asked
 from eventful.cli.evaluate_run import settings as cli_settings
+from eventful.cli.options import Evaluation
 from eventful.cost.counting import BlockWork, count_backbone
 from eventful.cost.models import count_clip
 from eventful.errors import (
@@ -333,7 +334,7 @@ def test_what_does_not_fit_is_told(
     with pytest.raises(ConfigError, match="are for eventful models"):
         asked("vitdet", None, ["4"], None, None)
     with pytest.raises(ConfigError, match="--device is cpu, cuda"):
-        cli_settings(vid, [], None, None, "abacus", "float32", *[None] * 7)
+        cli_settings(vid, [], Evaluation(device="abacus"))
 
 
 def test_the_same_budget_twice_is_one_variant() -> None:

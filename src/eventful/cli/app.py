@@ -8,14 +8,28 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from eventful.cli.evaluate import evaluate
+from eventful.cli.options import (
+    Benchmarked,
+    Compiled,
+    CompileMode,
+    Dtype,
+    Json,
+    Model,
+    Sizes,
+    Timing,
+    grouped,
+)
 from eventful.cli.train import train
 from eventful.cli.visualize import visualize
+
+if TYPE_CHECKING:
+    from eventful.cli.bench import Plan
 
 app = typer.Typer(
     name="eventful",
@@ -84,17 +98,6 @@ class Axis(StrEnum):
     depth = "depth"
 
 
-class Dtype(StrEnum):
-    """Types a model's weights may have."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-
-
 @app.command("inspect")
 def inspect_model(
     model: Annotated[
@@ -134,9 +137,7 @@ def demo(
             help="Also write a picture of which tokens were updated (needs the plot extra).",
         ),
     ] = None,
-    model: Annotated[
-        str, typer.Option("--model", metavar="MODEL", help="timm:NAME or hf:NAME, as for inspect.")
-    ] = "timm:vit_small_patch16_224",
+    model: Model = "timm:vit_small_patch16_224",
     size: Annotated[int, typer.Option(min=1, help="Side of the frame in pixels.")] = 384,
 ) -> None:
     """Follow a video with a converted model, beside the same model run whole on every frame."""
@@ -145,59 +146,44 @@ def demo(
     demo.run(frames, as_json, picture, model, size)
 
 
-Models = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[MODEL]...", help="Names of benchmark models; --list shows them."),
-]
-Presets = Annotated[
-    list[str] | None, typer.Option("--preset", help="Preset to measure; may be repeated.")
-]
-Budgets = Annotated[
-    list[int] | None, typer.Option("--r", min=0, help="Tokens to update; may be repeated.")
-]
-Batches = Annotated[
-    list[int] | None,
-    typer.Option("--batch", min=1, help="Streams stepped together; may be repeated."),
-]
-Devices = Annotated[
-    list[str] | None,
-    typer.Option("--device", help="cpu (the default), cuda, cuda:1, ...; may be repeated."),
-]
-Dtypes = Annotated[
-    list[Dtype] | None,
-    typer.Option("--dtype", help="Type of the weights, float32 by default; may be repeated."),
-]
-Frames = Annotated[
-    int | None,
-    typer.Option(min=2, help="Steady frames to time; usually 12 on a CPU, 40 on a GPU."),
-]
-Compiled = Annotated[
-    bool, typer.Option("--compile/--no-compile", help="Also measure torch.compile of dense.")
-]
-CompileMode = Annotated[
-    str,
-    typer.Option(
-        help="Mode of torch.compile; usually default on a CPU, max-autotune-no-cudagraphs on a GPU."
-    ),
-]
-Out = Annotated[Path | None, typer.Option(help="Append the rows to this CSV.", dir_okay=False)]
+def _plan(
+    what: Benchmarked,
+    sizes: Sizes | None = None,
+    timing: Timing | None = None,
+    *,
+    quick: bool = False,
+) -> Plan:
+    """Options as a plan; what a command lacks takes the defaults."""
+    from eventful.cli.bench import Plan
+
+    sizes, timing = sizes or Sizes(), timing or Timing()
+    return Plan(
+        models=tuple(what.models or ()),
+        presets=tuple(what.preset or ()),
+        r=tuple(sizes.r or ()),
+        batches=tuple(sizes.batch or (1,)),
+        devices=tuple(what.device or ("cpu",)),
+        dtypes=tuple(dtype.value for dtype in what.dtype or (Dtype.float32,)),
+        frames=timing.frames or 0,
+        compiled=timing.compiled,
+        compile_mode=timing.compile_mode,
+        quick=quick,
+    )
 
 
 @bench.command("run")
+@grouped
 def bench_run(
-    models: Models = None,
-    preset: Presets = None,
-    r: Budgets = None,
-    batch: Batches = None,
-    device: Devices = None,
-    dtype: Dtypes = None,
-    frames: Frames = None,
-    compiled: Compiled = True,
-    compile_mode: CompileMode = "",
+    *,
+    what: Benchmarked,
+    sizes: Sizes,
+    timing: Timing,
     quick: Annotated[
         bool, typer.Option("--quick", help="A small model, under two minutes on two cores.")
     ] = False,
-    out: Out = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Append the rows to this CSV.", dir_okay=False)
+    ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the benchmark models.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -211,48 +197,23 @@ def bench_run(
     if show:
         bench.show_models()
         return
-    plan = bench.Plan(
-        models=tuple(models or ()),
-        presets=tuple(preset or ()),
-        r=tuple(r or ()),
-        batches=tuple(batch or (1,)),
-        devices=tuple(device or ("cpu",)),
-        dtypes=tuple(kind.value for kind in dtype or (Dtype.float32,)),
-        frames=frames or 0,
-        compiled=compiled,
-        compile_mode=compile_mode,
-        quick=quick,
-    )
-    bench.run(plan, out, as_json)
+    bench.run(_plan(what, sizes, timing, quick=quick), out, as_json)
 
 
 @bench.command("verify")
-def bench_verify(
-    models: Models = None,
-    preset: Presets = None,
-    r: Budgets = None,
-    batch: Batches = None,
-    device: Devices = None,
-    dtype: Dtypes = None,
-    as_json: Json = False,
-) -> None:
+@grouped
+def bench_verify(*, what: Benchmarked, sizes: Sizes, as_json: Json = False) -> None:
     """Only check that what would be timed computes what it should; exit with 1 if not."""
     from eventful.cli import bench
 
-    plan = bench.Plan(
-        models=tuple(models or ()),
-        presets=tuple(preset or ()),
-        r=tuple(r or ()),
-        batches=tuple(batch or (1,)),
-        devices=tuple(device or ("cpu",)),
-        dtypes=tuple(kind.value for kind in dtype or (Dtype.float32,)),
-    )
-    bench.verify(plan, as_json)
+    bench.verify(_plan(what, sizes), as_json)
 
 
 @bench.command("sweep")
+@grouped
 def bench_sweep(
-    models: Models = None,
+    *,
+    what: Benchmarked,
     over: Annotated[
         list[Axis] | None, typer.Option(help="What to vary; may be repeated. Default: all four.")
     ] = None,
@@ -260,12 +221,7 @@ def bench_sweep(
         list[int] | None,
         typer.Option(min=0, help="A value on the axis, with one --over; may be repeated."),
     ] = None,
-    preset: Presets = None,
-    device: Devices = None,
-    dtype: Dtypes = None,
-    frames: Frames = None,
-    compiled: Compiled = True,
-    compile_mode: CompileMode = "",
+    timing: Timing,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -278,17 +234,8 @@ def bench_sweep(
     """How cost grows with r, tokens, batch and depth, beside the dense line."""
     from eventful.cli import bench
 
-    plan = bench.Plan(
-        models=tuple(models or ()),
-        presets=tuple(preset or ()),
-        devices=tuple(device or ("cpu",)),
-        dtypes=tuple(kind.value for kind in dtype or (Dtype.float32,)),
-        frames=frames or 0,
-        compiled=compiled,
-        compile_mode=compile_mode,
-    )
     axes = tuple(axis.value for axis in over or tuple(Axis))
-    bench.sweep(plan, axes, tuple(value or ()), out, as_json)
+    bench.sweep(_plan(what, timing=timing), axes, tuple(value or ()), out, as_json)
 
 
 @bench.command("runtime")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from eventful.cli.options import Dtype, Evaluated, Evaluation
 from eventful.errors import ConfigError, UnsupportedError
 from eventful.paper.evaluate import experiment as experiments
 from eventful.paper.evaluate.evaluation import Progress, Settings, evaluate
@@ -22,7 +23,7 @@ from eventful.paper.evaluate.variants import BASE, DENSE, SKIP, Variant
 
 LABELS = {DENSE: "Base model", "paper": "paper"}
 ACCURACIES = {"vitdet": ("coco_map50", "fgfa_map50"), "vivit": ("top1", "top5")}
-DTYPES = ("float32", "bfloat16", "float16")
+VIEWS = "4x3"  # temporal x spatial, as in the paper
 
 
 def asked(
@@ -69,44 +70,57 @@ def named(name: str, skip: bool) -> Experiment:
     return replace(made, variants=(*made.variants, *experiments.skips(None, list(made.variants))))
 
 
-def needed(data: Path | None, made: Experiment) -> Path:
-    """The data, or an error that says which."""
+def run_options(
+    model: str,
+    what: Evaluated,
+    how: Evaluation,
+    *,
+    frames: int | None = None,
+    views: str = VIEWS,
+) -> None:
+    """`eventful evaluate vitdet` and `vivit`."""
+    chosen = settings(what.data, what.weights, how, size=what.size, frames=frames, views=views)
+    run(asked(model, what.preset, what.r, what.h, what.size), chosen, how.as_json)
+
+
+def run_named(
+    made: Experiment,
+    data: Path | None,
+    weights: Sequence[str],
+    how: Evaluation,
+    *,
+    frames: int | None = None,
+    views: str = VIEWS,
+) -> None:
+    """`eventful evaluate run`."""
+    if made.kind == "runtime":
+        plan = runtime_plan(weights, how.device, how.dtype, frames, views)
+        run_runtime(made, plan, how.out, how.as_json)
+        return
     if data is None:
         raise ConfigError(f"{made.name} needs --data: {made.data}.")
-    return data
+    run(made, settings(data, weights, how, frames=frames, views=views), how.as_json)
 
 
 def settings(
     data: Path,
     weights: Sequence[str],
-    split: str | None,
-    size: int | None,
-    device: str,
-    dtype: str,
-    videos: int | None,
-    frames: int | None,
-    views: str | None,
-    workers: int,
-    threads: int | None,
-    out: Path | None,
-    resume: bool,
+    how: Evaluation,
+    *,
+    size: int | None = None,
+    frames: int | None = None,
+    views: str = VIEWS,
 ) -> Settings:
     """Options as settings."""
-    _check_device(device, dtype)
+    _check_device(how.device, how.dtype)
+    shared = {name: value for name, value in vars(how).items() if name != "as_json"}
     return Settings(
         data=data,
         weights=_files(weights),
-        split=split,
         size=size,
-        device=device,
-        dtype=dtype,
-        videos=videos,
         frames=frames,
-        views=_views(views or "4x3"),
-        workers=workers,
-        threads=threads,
-        out=out,
-        resume=resume,
+        views=_views(views),
+        **shared,
     )
 
 
@@ -238,8 +252,8 @@ def _check_device(device: str, dtype: str) -> None:
         raise UnsupportedError("No CUDA device here (`eventful doctor`); use --device cpu.")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise UnsupportedError(f"There is no {device}: {torch.cuda.device_count()} GPUs are here.")
-    if dtype not in DTYPES:
-        raise ConfigError(f"--dtype is one of {', '.join(DTYPES)}: {dtype!r}.")
+    if dtype not in tuple(Dtype):
+        raise ConfigError(f"--dtype is one of {', '.join(Dtype)}: {dtype!r}.")
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from eventful.cli.options import Json
+
 
 def visualize(
     source: Annotated[
@@ -49,7 +51,7 @@ def visualize(
     columns: Annotated[int, typer.Option(min=2, help="Frames on the contact sheet.")] = 5,
     score: Annotated[float, typer.Option(help="Detections shown have at least this score.")] = 0.5,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show what is updated: predictions, error and mask as a video and as a contact sheet.
 
