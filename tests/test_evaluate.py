@@ -13,6 +13,7 @@ import pytest
 
 import miniatures
 import tiny_models
+from evaluation_data import vivit  # noqa: F401
 from eventful import Config
 from eventful.bench.contenders import schedule
 from eventful.cli.evaluate_run import asked
@@ -57,12 +58,6 @@ def weights(vid: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def epic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return miniatures.epic(tmp_path_factory.mktemp("epic"))
-
-
-@pytest.fixture(scope="module")
-def vivit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("weights") / "vivit.safetensors"
-    return tiny_models.write(tiny_models.recogniser(), path)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import miniatures
-import tiny_models
+from evaluation_data import vid, vivit, weights  # noqa: F401
 from eventful.errors import (
     CheckpointError,
     RunError,
@@ -29,23 +28,6 @@ from eventful.paper.evaluate.runs import RunStore, VideoResult
 from eventful.paper.evaluate.variants import Variant
 from eventful.paper.evaluate.workers import Item, Workers
 from miniatures import damaged  # noqa: F401
-
-
-@pytest.fixture(scope="module")
-def vid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return miniatures.imagenet(tmp_path_factory.mktemp("vid"), frames=2)
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("weights") / "vitdet.safetensors"
-    return tiny_models.write(tiny_models.detector(), path)
-
-
-@pytest.fixture(scope="module")
-def vivit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("weights") / "vivit.safetensors"
-    return tiny_models.write(tiny_models.recogniser(), path)
 
 
 def test_a_worker_reports_progress_problems_and_errors(
@@ -84,28 +66,23 @@ class Dying(Stumbling):
         os._exit(9)
 
 
+def run_in_two_processes(job: Stumbling, data: Path, folder: Path) -> None:
+    store = RunStore.open(folder, {}, resume=True)
+    videos = open_dataset(data, "val").videos
+    with Workers(2, threads=1) as pool:
+        pool.run([Item(job, store, "v", i, video) for i, video in enumerate(videos)])
+
+
 @pytest.mark.slow
 def test_a_worker_that_dies_ends_the_run(vid: Path, tmp_path: Path) -> None:
-    store = RunStore.open(tmp_path, {}, resume=True)
-    videos = open_dataset(vid, "val").videos
-    items = [Item(Dying(), store, "v", i, video) for i, video in enumerate(videos)]
-    with (
-        pytest.raises(WorkerError, match="exit code 9 at ILSVRC2015_val"),
-        Workers(2, threads=1) as pool,
-    ):
-        pool.run(items)
+    with pytest.raises(WorkerError, match="exit code 9 at ILSVRC2015_val"):
+        run_in_two_processes(Dying(), vid, tmp_path)
 
 
 @pytest.mark.slow
 def test_errors_of_a_worker_process_name_the_video(vid: Path, tmp_path: Path) -> None:
-    store = RunStore.open(tmp_path, {}, resume=True)
-    videos = open_dataset(vid, "val").videos
-    items = [Item(Stumbling(), store, "v", i, video) for i, video in enumerate(videos)]
-    with (
-        pytest.raises(WorkerError, match=r"Video ILSVRC2015_val_\d+ failed(.|\n)*stumbled"),
-        Workers(2, threads=1) as pool,
-    ):
-        pool.run(items)
+    with pytest.raises(WorkerError, match=r"Video ILSVRC2015_val_\d+ failed(.|\n)*stumbled"):
+        run_in_two_processes(Stumbling(), vid, tmp_path)
 
 
 STOPPED = """

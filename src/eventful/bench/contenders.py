@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -123,6 +124,19 @@ class Skipping(Contender):
         if self._ran:
             self._held = self._inner(*args)
         return self._held
+
+
+@dataclass
+class Measured:
+    """A contender, and what was measured of it step by step.
+
+    Attributes:
+        error: relative error of its output against the dense one.
+    """
+
+    run: Contender
+    ms: list[float] = field(default_factory=list)
+    error: list[float] = field(default_factory=list)
 
 
 def schedule(share: float) -> Iterator[bool]:

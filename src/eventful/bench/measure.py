@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eventful.bench.cases import clip
-from eventful.bench.contenders import Contender, Dense, Streamed
+from eventful.bench.contenders import Dense, Measured, Streamed
 from eventful.bench.dense import DensePaths, Workshop, dense_paths
 from eventful.bench.memory import graph_pool_bytes, peak_of
 from eventful.bench.parity import open_stream, verify
@@ -32,19 +32,16 @@ Tick = Callable[[str], None]
 
 
 @dataclass
-class Measured:
-    """A contender, its times and its outputs' errors, frame by frame.
+class Entry(Measured):
+    """A contender with its times in flight and of flushes.
 
     Attributes:
         pool: bytes of CUDA graphs that it captured.
     """
 
-    run: Contender
     pool: int = 0
-    ms: list[float] = field(default_factory=list)
     pipelined_ms: list[float] = field(default_factory=list)
     flush_ms: list[float] = field(default_factory=list)
-    error: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -61,8 +58,8 @@ class Run:
     setting: Setting
     frames: list[Tensor]
     trials: DensePaths
-    dense: dict[str, Measured]
-    streams: dict[tuple[str, int], Measured]
+    dense: dict[str, Entry]
+    streams: dict[tuple[str, int], Entry]
     truth: dict[int, Tensor] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -72,7 +69,7 @@ class Run:
         return self.frames[0].device
 
     @property
-    def contenders(self) -> list[Measured]:
+    def contenders(self) -> list[Entry]:
         """Dense paths and streams."""
         return [*self.dense.values(), *self.streams.values()]
 
@@ -116,13 +113,11 @@ def prepare(setting: Setting, tick: Tick) -> Run:
     dense, notes = {}, [*setting.notes, *trials.notes]
     for name, run in trials.runs.items():
         if name == "eager" or trials.trial_ms[name] <= SLOW * fastest:
-            dense[name] = Measured(Dense(run))
+            dense[name] = Entry(Dense(run))
         else:
             notes.append(f"dense {name} timed in its trial only: slow")
     streams = {
-        (preset, r): Measured(
-            Streamed(open_stream(model, setting.config(preset, r), setting.batch))
-        )
+        (preset, r): Entry(Streamed(open_stream(model, setting.config(preset, r), setting.batch)))
         for preset in setting.presets
         for r in setting.budgets
     }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from eventful import Config, Stream, TopFraction
-from eventful.bench.contenders import Contender, Dense, Streamed
+from eventful.bench.contenders import Dense, Measured, Streamed
 from eventful.cli.models import build
 from eventful.config import PRESETS
 from eventful.surgery.conversion import convert
@@ -25,15 +25,12 @@ WARM = 3  # frames left out of the medians: the flush, and the first of its kind
 
 
 @dataclass
-class Measured:
-    """A contender, and what it did frame by frame."""
+class Entry(Measured):
+    """A contender by name, with shares of tokens updated and of dense operations."""
 
-    name: str
-    run: Contender
-    ms: list[float] = field(default_factory=list)
+    name: str = ""
     updated: list[float] = field(default_factory=list)
-    macs: list[float] = field(default_factory=list)
-    error: list[float] = field(default_factory=list)
+    operations: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -74,17 +71,17 @@ def run(frames: int, as_json: bool, picture: Path | None, model: str, size: int)
         _show(rows, model, size, frames, picture)
 
 
-def _contenders(vit: nn.Module) -> list[Measured]:
-    made = [Measured("dense", Dense(vit))]
+def _contenders(vit: nn.Module) -> list[Entry]:
+    made = [Entry(Dense(vit), name="dense")]
     automatic = Stream(convert(vit, Config.fast()), maps=True)
-    made.append(Measured("fast (its own threshold)", Streamed(automatic)))
+    made.append(Entry(Streamed(automatic), name="fast (its own threshold)"))
     for preset in PRESETS:
         stream = Stream(convert(vit, Config.preset(preset, TopFraction(BUDGET))))
-        made.append(Measured(preset, Streamed(stream)))
+        made.append(Entry(Streamed(stream), name=preset))
     return made
 
 
-def _step(contenders: list[Measured], frame: Tensor) -> None:
+def _step(contenders: list[Entry], frame: Tensor) -> None:
     """One frame through all, one after the other, so that they meet the same machine."""
     dense: Tensor | None = None
     for contender in contenders:
@@ -96,7 +93,7 @@ def _step(contenders: list[Measured], frame: Tensor) -> None:
         record = contender.run.record
         if record is not None:
             contender.updated.append(record.fraction)
-            contender.macs.append(record.macs / record.dense_macs)
+            contender.operations.append(record.macs / record.dense_macs)
 
 
 def _features(output: Any) -> Tensor:
@@ -104,7 +101,7 @@ def _features(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else next(iter(output.values()))
 
 
-def _row(contender: Measured, dense: Measured) -> Row:
+def _row(contender: Entry, dense: Entry) -> Row:
     assert isinstance(contender.run, Streamed)
     assert contender.run.record is not None
     tokens = next(iter(contender.run.record.layouts.values())).tokens
@@ -115,7 +112,7 @@ def _row(contender: Measured, dense: Measured) -> Row:
         policy=type(policy).__name__,
         tokens_updated=statistics.median(contender.updated[WARM:]) * tokens,
         tokens=tokens,
-        operations_ratio=statistics.median(contender.macs[WARM:]),
+        operations_ratio=statistics.median(contender.operations[WARM:]),
         speedup=statistics.median(ratios),
         feature_error=statistics.median(contender.error[WARM:]),
     )

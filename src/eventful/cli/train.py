@@ -78,6 +78,8 @@ def vitdet(
     The defaults are the paper's for VID. Layers whose number of classes differs start anew.
     """
     from eventful.cli import train_run
+    from eventful.paper.train.detector import DetectorPlan
+    from eventful.paper.train.frames import Augment
 
     changes = {
         **recipe.changes(),
@@ -85,20 +87,21 @@ def vitdet(
         "decay_epochs": tuple(decay_epoch) if decay_epoch else None,
         "layer_decay": layer_decay,
     }
-    plan = {
-        "data": files.data,
-        "split": split,
-        "also": tuple(also or ()),
-        "frames_per_video": frames_per_video or None,
-        "images_per_class": images_per_class or None,
-        "val_split": val_split,
-        "val_frames": val_frames,
-        "size": size,
-        "heads": heads.value,
-        "freeze": freeze.value,
-        "drop_path": drop_path,
-    }
-    train_run.detector(plan, (flip, smallest), changes, files, run)
+    plan = DetectorPlan(
+        data=files.data,
+        split=split,
+        also=tuple(also or ()),
+        frames_per_video=frames_per_video or None,
+        images_per_class=images_per_class or None,
+        val_split=val_split,
+        val_frames=val_frames,
+        size=size,
+        heads=heads.value,
+        freeze=freeze.value,
+        drop_path=drop_path,
+        augment=Augment(flip, (smallest, 1.0)),
+    )
+    train_run.detector(plan, changes, files, run)
 
 
 @train.command()

@@ -16,7 +16,6 @@ from eventful.paper.data import Problems, recognise
 from eventful.paper.data.problems import OnProblem, missing, stop
 from eventful.paper.train.detector import DetectorPlan, train_detector
 from eventful.paper.train.engine import Habits, Moment
-from eventful.paper.train.frames import Augment
 from eventful.paper.train.journal import read
 from eventful.paper.train.processes import Processes, joined
 from eventful.paper.train.recipes import EPIC, KINETICS, VID, Recipe
@@ -29,25 +28,17 @@ def changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
 
 
 def detector(
-    plan: dict[str, Any],
-    augment: tuple[float, float],
-    changes: dict[str, Any],
-    files: TrainingFiles,
-    run: TrainingRun,
+    plan: DetectorPlan, changes: dict[str, Any], files: TrainingFiles, run: TrainingRun
 ) -> None:
     """`eventful train vitdet`.
 
     Args:
-        plan: arguments of `DetectorPlan`.
-        augment: chance of mirroring, and the smallest scale.
         changes: fields of the recipe to replace.
     """
-    flip, smallest = augment
-    made = DetectorPlan(**plan, augment=Augment(flip, (smallest, 1.0)))
     problems = _on_problem(run)
     with joined(run.device) as processes, _Bar(processes, quiet=run.as_json).shown() as bar:
         train_detector(
-            made,
+            plan,
             files.weights,
             files.out,
             processes,

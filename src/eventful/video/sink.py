@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -36,12 +35,7 @@ class VideoSink:
         self._container = load("av").open(str(self.path), "w", format="mp4")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._stream is not None and error is None:
             self._container.mux(self._stream.encode())
         self._container.close()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eventful.bench.contenders import Contender, Dense
+from eventful.bench.contenders import Dense, Measured
 from eventful.bench.dense import Workshop, dense_paths
 from eventful.bench.results import origin
 from eventful.bench.timing import in_turn, timed
@@ -87,17 +87,16 @@ class Plan:
 
 
 @dataclass
-class Entry:
-    """One contender and its milliseconds: of the transformer, and of all there is.
+class Entry(Measured):
+    """The contender of a variant; `ms` are milliseconds of the transformer alone.
 
     Attributes:
-        first: of the first frame of a video, transformer and all.
+        total: milliseconds of the whole model.
+        first: of the first frame of a video, transformer and whole model.
         macs: operations of each timed step.
     """
 
-    variant: Variant
-    run: Contender
-    ms: list[float] = field(default_factory=list)
+    variant: Variant = field(kw_only=True)
     total: list[float] = field(default_factory=list)
     first: list[tuple[float, float]] = field(default_factory=list)
     macs: list[int] = field(default_factory=list)
@@ -141,28 +140,36 @@ def measure_runtime(
         "compile": (plan.compile_mode or "usual") if plan.compiled else "",
     }
     report = Report(experiment, (), settings, origin(plan.device), detail={"dense_paths": {}})
+    run = _Run(plan, progress, report.detail["dense_paths"])
     for (model, size), group in groupby(experiment.variants, lambda v: (v.model, v.size)):
         time = _time_detector if model == "vitdet" else _time_recogniser
-        rows = time(list(group), size, plan, progress, report.detail["dense_paths"])
+        rows = time(list(group), size, run)
         report = replace(report, rows=(*report.rows, *rows))
         keep(report)
     return report
 
 
-def _time_detector(
-    variants: Sequence[Variant],
-    asked: int | None,
-    plan: Plan,
-    progress: Progress,
-    notes: dict[str, str],
-) -> list[Row]:
+@dataclass(frozen=True)
+class _Run:
+    """What the groups of variants share.
+
+    Attributes:
+        dense_notes: trial times of the dense paths, by variant.
+    """
+
+    plan: Plan
+    progress: Progress
+    dense_notes: dict[str, str]
+
+
+def _time_detector(variants: Sequence[Variant], size: int | None, run: _Run) -> list[Row]:
     """Milliseconds a frame."""
-    size = asked or 1024
+    plan, progress, size = run.plan, run.progress, size or 1024
     model = _detector(size, plan)
     clip = [plan.put(frame) for frame in moving_objects(1 + plan.steady, (size, size))]
     dense = dense_macs(model.backbone, size)
-    entries = [Entry(v, contender(model.backbone, v, size)) for v in variants]
-    entries.append(_fastest_dense(variants[0], model.backbone, clip[0], dense, plan, notes))
+    entries = [Entry(contender(model.backbone, v, size), variant=v) for v in variants]
+    entries.append(_fastest_dense(variants[0], model.backbone, clip[0], dense, run))
     warm = WARM[plan.kind]
     progress.begin(variants[0], (warm + plan.rounds + plan.steady) * len(entries), 1)
 
@@ -191,15 +198,9 @@ def _time_detector(
     return _rows(entries, dense / 1e9, lambda entry: statistics.mean(entry.macs) / 1e9)
 
 
-def _time_recogniser(
-    variants: Sequence[Variant],
-    asked: int | None,
-    plan: Plan,
-    progress: Progress,
-    notes: dict[str, str],
-) -> list[Row]:
+def _time_recogniser(variants: Sequence[Variant], size: int | None, run: _Run) -> list[Row]:
     """Milliseconds a video: all its views together, step by step."""
-    size = asked or 320
+    plan, progress, size = run.plan, run.progress, size or 320
     model = _recogniser(size, plan)
     views = plan.views[0] * plan.views[1]
     frames, tubelet = model.config.frames, model.config.tubelet
@@ -209,13 +210,13 @@ def _time_recogniser(
     parts = steps(plan.put(torch.cat(clips)), tubelet)
     together = torch.stack(parts, 1).flatten(0, 1)  # every step of every view
     dense = dense_macs(model.spatial, size) * len(together)
-    fastest = _fastest_dense(variants[0], model.spatial, together, dense, plan, notes)
+    fastest = _fastest_dense(variants[0], model.spatial, together, dense, run)
     for variant in variants:
         if variant.preset == SKIP:
             raise ConfigError(
                 f"{variant.label}: the time of skipping is that of dense, by its share."
             )
-    entries = [Entry(v, contender(model.spatial, v, size, views=views)) for v in variants]
+    entries = [Entry(contender(model.spatial, v, size, views=views), variant=v) for v in variants]
     entries.append(fastest)
     progress.begin(variants[0], (1 + plan.rounds) * len(entries) * len(parts), 1)
 
@@ -256,21 +257,14 @@ def _rows(
     return rows
 
 
-def _fastest_dense(
-    like: Variant,
-    model: nn.Module,
-    example: Tensor,
-    macs: int,
-    plan: Plan,
-    notes: dict[str, str],
-) -> Entry:
+def _fastest_dense(like: Variant, model: nn.Module, example: Tensor, macs: int, run: _Run) -> Entry:
     """The dense path that won its trial, under a name that says which."""
-    paths = dense_paths(plan.shop(model, example))
+    paths = dense_paths(run.plan.shop(model, example))
     best = min(paths.trial_ms, key=lambda name: paths.trial_ms[name])
     variant = Variant(f"Base model, {best}", DENSE, like.model, like.size)
     trials = ", ".join(f"{name} {ms:.3g} ms" for name, ms in paths.trial_ms.items())
-    notes[variant.key] = "; ".join([f"trials: {trials}", *paths.notes])
-    return Entry(variant, Dense(paths.runs[best], macs))
+    run.dense_notes[variant.key] = "; ".join([f"trials: {trials}", *paths.notes])
+    return Entry(Dense(paths.runs[best], macs), variant=variant)
 
 
 @torch.no_grad()

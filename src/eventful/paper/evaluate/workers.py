@@ -13,7 +13,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -87,12 +86,7 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._pool is not None:
             self._pool.close(now=error is not None)
             self._pool = None
