@@ -15,7 +15,7 @@ import torch
 
 import eventful
 from eventful import files
-from eventful.bench.dense import Workshop, dense_paths
+from eventful.bench.dense import DenseSpec, dense_paths
 from eventful.bench.results import origin
 from eventful.bench.timing import in_turn, pipelined, timed
 from eventful.models.vitdet.backbone import BackboneConfig, ViTDetBackbone
@@ -34,7 +34,7 @@ def measure(size: int, r: int, compiled: bool) -> dict[str, Any]:
     ]
     config = eventful.Config.fast(eventful.TopR(r), fallback=False, scene_cut=None)
     runs: dict[str, Any] = {"eventful": eventful.Stream(eventful.convert(model, config))}
-    runs |= dense_paths(Workshop(model, frames[0], compiled), print).runs
+    runs |= dense_paths(DenseSpec(model, frames[0], compiled), print).runs
     for run in runs.values():
         for frame in frames[:WARM]:
             run(frame)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import eventful
 from eventful import files
-from eventful.bench.dense import Workshop, dense_paths
+from eventful.bench.dense import DenseSpec, dense_paths
 from eventful.bench.results import origin
 from eventful.bench.timing import gap, in_turn, pipelined, timed
 from eventful.surgery.libraries import load
@@ -188,7 +188,7 @@ def main() -> None:
     }
     example = videos[CLIPS[0]][0]
     mode = "default"
-    dense = dense_paths(Workshop(model, example, options.compile, mode), print).runs
+    dense = dense_paths(DenseSpec(model, example, options.compile, mode), print).runs
     record: dict[str, Any] = {
         **origin(options.device),
         "dtype": options.dtype,

@@ -57,7 +57,7 @@ def test_layout_is_recognised_and_opens(copies: dict[str, Path], layout: str) ->
     assert found.name == layout
     videos = open_dataset(copies[layout])
     assert isinstance(videos, VideoSet)
-    assert (videos.layout, videos.task) == (layout, found.task)
+    assert (videos.format, videos.task) == (layout, found.task)
     assert videos.split == found.splits(copies[layout])[0]
     assert "val" in videos.split
     assert len({video.name for video in videos}) == len(videos) > 0

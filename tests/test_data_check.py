@@ -35,7 +35,7 @@ def one(report: Report):
 @pytest.mark.parametrize("layout", miniatures.MAKE)
 def test_whole_copies_are_complete_and_counted(tmp_path: Path, layout: str) -> None:
     report = check(miniatures.MAKE[layout](tmp_path))
-    assert (report.layout, report.verdict) == (layout, "complete")
+    assert (report.format, report.verdict) == (layout, "complete")
     assert all(report.parts.values())
     counted = {s.split: (s.videos, s.frames, s.annotations) for s in report.splits}
     assert counted == COUNTS[layout]

@@ -67,4 +67,4 @@ def test_padding_leaves_out_what_cannot_be_read(damaged: Path, weights: Path) ->
         report = evaluate(made, Settings(damaged, given))
         assert report.statistics["videos"] == 1
         assert any("000000.JPEG is not there" in why for why in report.problems.values())
-        miniatures.strict_json(json.dumps(report.plain()))
+        miniatures.strict_json(json.dumps(report.to_dict()))

@@ -342,9 +342,9 @@ def test_scores_are_frozen_and_plain() -> None:
     score = coco_map50(*example(0), CLASSES)
     with pytest.raises(AttributeError):
         score.value = 1.0  # type: ignore[misc]
-    assert score.plain()["metric"] == "coco_map50"
+    assert score.to_dict()["metric"] == "coco_map50"
     assert fgfa_map50(*example(0), CLASSES).metric == "fgfa_map50"
-    assert fgfa_map50([], [], CLASSES).plain()["value"] is None  # JSON has no NaN
+    assert fgfa_map50([], [], CLASSES).to_dict()["value"] is None  # JSON has no NaN
 
 
 # Recognition

@@ -72,7 +72,7 @@ def test_skipping_spends_its_share_and_keeps_the_last_boxes(share: float, fresh:
 
 def test_runs_come_back_from_json() -> None:
     run = run_of(2)
-    again = contest.Run.read(json.loads(json.dumps(run.plain())))
+    again = contest.Run.read(json.loads(json.dumps(run.to_dict())))
     assert torch.equal(again.found[1].boxes, run.found[1].boxes)
     assert (again.macs, again.flushed) == (run.macs, run.flushed)
 

@@ -56,13 +56,13 @@ class Run:
     updated: list[float]
     flushed: list[bool]
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {**vars(self), "found": [detections.to_dict() for detections in self.found]}
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> Run:
-        """The opposite of `plain`."""
+        """The inverse of `to_dict`."""
         found = [Detections.from_dict(detections) for detections in data["found"]]
         return cls(found, data["macs"], data["updated"], data["flushed"])
 
@@ -211,7 +211,7 @@ def evaluate(
         if clock.over():
             raise SystemExit(f"The time is up before {key}. Start again with the same --out.")
         runs = make()
-        files.write_json(path, [run.plain() for run in runs], indent=None)
+        files.write_json(path, [run.to_dict() for run in runs], indent=None)
         say(clock, f"ran {key}")
         return runs
 

@@ -15,7 +15,7 @@ from eventful.surgery import libraries
 
 @dataclass(frozen=True)
 class Subject:
-    """A kind of model with random weights, at any frame size and depth.
+    """A model with random weights, at any frame size and depth.
 
     Attributes:
         make: the model for frames of `size` pixels, with `depth` blocks under `blocks`.

@@ -36,7 +36,7 @@ class DensePaths:
 
 
 @dataclass(frozen=True)
-class Workshop:
+class DenseSpec:
     """What the paths are built from.
 
     Attributes:
@@ -62,72 +62,72 @@ class Workshop:
         return made
 
 
-def dense_paths(shop: Workshop, tick: Callable[[str], None] = lambda _: None) -> DensePaths:
+def dense_paths(spec: DenseSpec, tick: Callable[[str], None] = lambda _: None) -> DensePaths:
     """Every path this device offers, in the example's precision or a lower one.
 
     A path that cannot be built, or strays from eager, is left out with a note. This package's own
     models resize their position tables once, for the example's size, as they do in a stream.
     """
     found = DensePaths()
-    height, width = shop.example.shape[-2:]
-    shop = replace(shop, model=at_size(shop.model, (height, width)))
-    if shop.compiled:
+    height, width = spec.example.shape[-2:]
+    spec = replace(spec, model=at_size(spec.model, (height, width)))
+    if spec.compiled:
         torch.compiler.reset()  # models of earlier runs would use up the limit of recompilations
-    expected = _no_grad(shop.model)(shop.example).clone()
-    for name, build in _recipes(shop, found):
+    expected = _no_grad(spec.model)(spec.example).clone()
+    for name, build in _recipes(spec, found):
         tick(f"building dense {name}")
         try:
             run = build()
-            strayed = gap(run(shop.example), expected)
-            if not strayed <= TOO_FAR:
-                found.notes.append(f"dense {name} left out: differs from eager by {strayed:.1e}")
+            difference = gap(run(spec.example), expected)
+            if not difference <= TOO_FAR:
+                found.notes.append(f"dense {name} left out: differs from eager by {difference:.1e}")
                 continue
-            found.trial_ms[name] = _trial(run, shop.example)
+            found.trial_ms[name] = _trial(run, spec.example)
             found.runs[name] = run
         except Exception as error:  # whatever a compiler throws: the other paths still count
             found.notes.append(f"dense {name} failed: {_brief(error)}")
-            _recover(shop.example.device)
+            _recover(spec.example.device)
     return found
 
 
-def _recipes(shop: Workshop, found: DensePaths) -> Iterator[tuple[str, Callable[[], Forward]]]:
+def _recipes(spec: DenseSpec, found: DensePaths) -> Iterator[tuple[str, Callable[[], Forward]]]:
     """Names and builders, in order; later ones are offered only if earlier trials justify them."""
-    yield "eager", lambda: _no_grad(shop.model)
-    if shop.cuda:
-        yield "graph", lambda: _graphed(shop.model, shop.example)
-    if shop.compiled:
-        inner = shop.compile(shop.model)
+    yield "eager", lambda: _no_grad(spec.model)
+    if spec.cuda:
+        yield "graph", lambda: _graphed(spec.model, spec.example)
+    if spec.compiled:
+        inner = spec.compile(spec.model)
         yield "compile", lambda: _no_grad(inner)
-        if shop.cuda and "compile" in found.runs:
-            yield "compile+graph", lambda: _graphed(inner, shop.example)
-    if not shop.cuda:
-        yield from _cpu_recipes(shop, found)
+        if spec.cuda and "compile" in found.runs:
+            yield "compile+graph", lambda: _graphed(inner, spec.example)
+    if not spec.cuda:
+        yield from _cpu_recipes(spec, found)
 
 
-def _cpu_recipes(shop: Workshop, found: DensePaths) -> Iterator[tuple[str, Callable[[], Forward]]]:
-    if shop.example.dtype == torch.float32 and not _bf16_pays():
+def _cpu_recipes(spec: DenseSpec, found: DensePaths) -> Iterator[tuple[str, Callable[[], Forward]]]:
+    if spec.example.dtype == torch.float32 and not _bf16_pays():
         found.notes.append("dense bf16 not measured: this CPU multiplies slower in it")
-    elif shop.example.dtype == torch.float32:
-        half = copy.deepcopy(shop.model).to(torch.bfloat16)
+    elif spec.example.dtype == torch.float32:
+        half = copy.deepcopy(spec.model).to(torch.bfloat16)
         yield "bf16", lambda: _cast(_no_grad(half), torch.bfloat16)
         trial = found.trial_ms
-        if shop.compiled and trial.get("bf16", float("inf")) < 1.2 * trial["eager"]:
-            compiled_half = shop.compile(half)
+        if spec.compiled and trial.get("bf16", float("inf")) < 1.2 * trial["eager"]:
+            compiled_half = spec.compile(half)
             yield "compile-bf16", lambda: _cast(_no_grad(compiled_half), torch.bfloat16)
     if importlib.util.find_spec("openvino") is None:
         found.notes.append("dense openvino not measured: not installed")
         return
-    for hint in _openvino_precisions(shop.example.dtype):
-        yield f"openvino-{hint}", partial(_openvino, shop.model, shop.example, hint)
+    for hint in _openvino_precisions(spec.example.dtype):
+        yield f"openvino-{hint}", partial(_openvino, spec.model, spec.example, hint)
 
 
 @lru_cache(maxsize=1)
 def _bf16_pays() -> bool:
     """Whether this CPU multiplies in bf16 at nearly the speed of fp32, or faster."""
     seconds = {}
-    for kind in (torch.float32, torch.bfloat16):
-        a = torch.ones(512, 512, dtype=kind)
-        seconds[kind] = min(timed(lambda x: x @ x, a)[1] for _ in range(3))
+    for dtype in (torch.float32, torch.bfloat16):
+        a = torch.ones(512, 512, dtype=dtype)
+        seconds[dtype] = min(timed(lambda x: x @ x, a)[1] for _ in range(3))
     return seconds[torch.bfloat16] < 1.5 * seconds[torch.float32]
 
 
@@ -180,10 +180,10 @@ def _openvino_precisions(dtype: torch.dtype) -> list[str]:
 
 def _openvino(model: nn.Module, example: Tensor, hint: str) -> Forward:
     ov: Any = libraries.load("openvino")
-    plain = copy.deepcopy(model).float()
+    full = copy.deepcopy(model).float()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the tracer's, about every Python number it meets
-        traced = ov.convert_model(plain, example_input=example.float(), input=[example.shape])
+        traced = ov.convert_model(full, example_input=example.float(), input=[example.shape])
     options = {
         "INFERENCE_PRECISION_HINT": hint,
         "PERFORMANCE_HINT": "LATENCY",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eventful.bench.cases import clip
 from eventful.bench.contenders import Dense, Measured, Streamed
-from eventful.bench.dense import DensePaths, Workshop, dense_paths
+from eventful.bench.dense import DensePaths, DenseSpec, dense_paths
 from eventful.bench.memory import graph_pool_bytes, peak_of
 from eventful.bench.parity import open_stream, verify
 from eventful.bench.rows import Row, Setting
@@ -107,8 +107,8 @@ def prepare(setting: Setting, tick: Tick) -> Run:
     """Build the model, check parity, and open every contender."""
     model, frames = _build(setting, tick)
     verify(setting, model, frames, tick)
-    shop = Workshop(model, frames[0], setting.compiled, setting.compile_mode)
-    trials = dense_paths(shop, tick)
+    spec = DenseSpec(model, frames[0], setting.compiled, setting.compile_mode)
+    trials = dense_paths(spec, tick)
     fastest = min(trials.trial_ms.values())
     dense, notes = {}, [*setting.notes, *trials.notes]
     for name, run in trials.runs.items():

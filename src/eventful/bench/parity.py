@@ -95,11 +95,11 @@ def check_steady(setting: Setting, model: nn.Module, r: int, frames: Sequence[Te
         if not all(stream.last.flushed):
             _check_selection(setting, config, where, rule.error, mask, r)
         got_rows, expected_rows = _tokens(got, mask), _tokens(expected, mask)
-        for kind, part in (("selected", mask), ("kept", ~mask)):
+        for name, part in (("selected", mask), ("kept", ~mask)):
             if part.any():
                 _compare(
                     setting,
-                    f"{where}, {kind} rows, against the rule worked out on the dense model",
+                    f"{where}, {name} rows, against the rule worked out on the dense model",
                     gap(got_rows[part], expected_rows[part]),
                 )
 

@@ -27,8 +27,8 @@ Record = dict[str, str]  # one row as text, by column; "" where an older file ha
 
 def origin(device: str) -> Record:
     """Device, versions and commit of a measurement made now."""
-    kind = torch.device(device)
-    name = torch.cuda.get_device_name(kind) if kind.type == "cuda" else _cpu_name()
+    place = torch.device(device)
+    name = torch.cuda.get_device_name(place) if place.type == "cuda" else _cpu_name()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device_name": name,
@@ -145,10 +145,10 @@ def _cpu_name() -> str:
 def _commit() -> str:
     """Commit of the working tree eventful runs from, with + if it has changes; '' if unknown.
 
-    EVENTFUL_COMMIT tells it where a copy without its repository is measured.
+    EVENTFUL_COMMIT overrides it, for a copy without its repository.
     """
-    if told := os.environ.get("EVENTFUL_COMMIT"):
-        return told
+    if given := os.environ.get("EVENTFUL_COMMIT"):
+        return given
     here = Path(__file__).resolve().parent.parent
     try:
         head = _git(here, "rev-parse", "--short", "HEAD")

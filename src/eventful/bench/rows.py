@@ -66,10 +66,10 @@ class Setting:
 
     def config(self, preset: str, r: int) -> Config:
         """The update rule of one contender. A benchmark decides itself what is a flush."""
-        plain: dict[str, object] = {}
+        fixed: dict[str, object] = {}
         if preset in ("fast", "exact"):
-            plain = {"scene_cut": None, "fallback": False}
-        return Config.preset(preset, TopR(r), **plain)
+            fixed = {"scene_cut": None, "fallback": False}
+        return Config.preset(preset, TopR(r), **fixed)
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class RunUnlessNamed(TyperGroup):
 bench = typer.Typer(
     cls=RunUnlessNamed,
     help="Time every preset beside the fastest dense path: `eventful bench MODEL...`.",
-    epilog="Options of a plain `eventful bench`: see `eventful bench run --help`.",
+    epilog="Options of `eventful bench` without a command: see `eventful bench run --help`.",
 )
 app.add_typer(bench, name="bench")
 
@@ -264,7 +264,7 @@ def bench_runtime(
     """Time the paper's two systems: transformer and total, first frame apart."""
     from eventful.cli import evaluate_run as run
 
-    made = run.narrowed(run.named(experiment, skip=False), model, size)
+    made = run.only_variants(run.load_experiment(experiment, skip=False), model, size)
     plan = run.runtime_plan(
         weights or [], device, dtype.value, frames, views, compiled=compiled,
         compile_mode=compile_mode,
@@ -319,7 +319,7 @@ def check_data(
 ) -> None:
     """Say what a dataset has and what it lacks.
 
-    Finds the layout by itself, reads every annotation, looks for every file and decodes a sample.
+    Finds the format by itself, reads every annotation, looks for every file and decodes a sample.
     Exits with 1 where the data cannot be used as it is.
     """
     from eventful.cli import data
@@ -335,10 +335,12 @@ def convert(
     target: Annotated[
         Path, typer.Argument(metavar="DST", help="The .safetensors file to write.", dir_okay=False)
     ],
-    layout: Annotated[
+    key_format: Annotated[
         str,
         typer.Option(
-            help="detectron2 (COCO cascade), vid (the paper's), transformers, vivit, or auto."
+            "--format",
+            "--layout",
+            help="detectron2 (COCO cascade), vid (the paper's), transformers, vivit, or auto.",
         ),
     ] = "auto",
     partial: Annotated[
@@ -349,7 +351,7 @@ def convert(
     """Rename the tensors of a published checkpoint, and report every key that fits nothing."""
     from eventful.cli import weights
 
-    weights.convert(source, target, layout, partial, as_json)
+    weights.convert(source, target, key_format, partial, as_json)
 
 
 @app.command()

@@ -21,7 +21,7 @@ from eventful.video.overlay import UpdateView, contact_sheet
 from eventful.video.synthetic import moving_objects
 
 BUDGET = 0.125  # share of the tokens, for the presets that need a number
-WARM = 3  # frames left out of the medians: the flush, and the first of its kind
+WARM = 3  # frames left out of the medians: the flush and the first steady ones
 
 
 @dataclass

@@ -36,7 +36,7 @@ def run(as_json: bool) -> None:
 
 
 def collect() -> dict[str, Any]:
-    """The whole report as plain values, in the order it is printed."""
+    """The whole report as values for JSON, in the order it is printed."""
     libraries = {name: version(name) for name in LIBRARIES}
     usable = backends()
     return {

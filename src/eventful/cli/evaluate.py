@@ -70,4 +70,6 @@ def run_experiment(
     """Run an experiment of the paper; the published numbers stand beside the measured ones."""
     from eventful.cli import evaluate_run as run
 
-    run.run_named(run.named(name, skip), data, weights or [], how, frames=frames, views=views)
+    run.run_named(
+        run.load_experiment(name, skip), data, weights or [], how, frames=frames, views=views
+    )

@@ -26,7 +26,7 @@ ACCURACIES = {"vitdet": ("coco_map50", "fgfa_map50"), "vivit": ("top1", "top5")}
 VIEWS = "4x3"  # temporal x spatial, as in the paper
 
 
-def asked(
+def experiment_from_options(
     model: str,
     presets: Sequence[str] | None,
     budgets: Sequence[str] | None,
@@ -62,7 +62,7 @@ def asked(
     return Experiment(f"evaluate-{model}", _title(model), tuple(variants), model, metric=metric)
 
 
-def named(name: str, skip: bool) -> Experiment:
+def load_experiment(name: str, skip: bool) -> Experiment:
     """A packaged experiment, with frame skipping beside its variants if asked for."""
     made = experiments.load(name)
     if not skip:
@@ -80,7 +80,7 @@ def run_options(
 ) -> None:
     """`eventful evaluate vitdet` and `vivit`."""
     chosen = settings(what.data, what.weights, how, size=what.size, frames=frames, views=views)
-    run(asked(model, what.preset, what.r, what.h, what.size), chosen, how.as_json)
+    run(experiment_from_options(model, what.preset, what.r, what.h, what.size), chosen, how.as_json)
 
 
 def run_named(
@@ -138,7 +138,7 @@ def run(made: Experiment, chosen: Settings, as_json: bool) -> None:
         print(f"Stopped: {kept}.", file=sys.stderr)
         raise SystemExit(130) from None
     if as_json:
-        print(json.dumps(report.plain(), indent=2))
+        print(json.dumps(report.to_dict(), indent=2))
         return
     _show(report, chosen.out)
 
@@ -159,7 +159,7 @@ def runtime_plan(
     return Plan(device, dtype, frames or 0, given, compiled, compile_mode, files)
 
 
-def narrowed(made: Experiment, model: str | None, size: int | None) -> Experiment:
+def only_variants(made: Experiment, model: str | None, size: int | None) -> Experiment:
     """Only the variants of one model or size, of an experiment that times them."""
     if made.kind != "runtime":
         raise ConfigError(
@@ -180,7 +180,7 @@ def run_runtime(made: Experiment, plan: Plan, out: Path | None, as_json: bool) -
     with _progress() as progress:
         report = measure_runtime(made, plan, progress, keep)
     if as_json:
-        print(json.dumps(report.plain(), indent=2))
+        print(json.dumps(report.to_dict(), indent=2))
         return
     _show(report, out)
 
@@ -245,12 +245,12 @@ def _views(text: str) -> tuple[int, int]:
 
 
 def _check_device(device: str, dtype: str) -> None:
-    kind, _, number = device.partition(":")
-    if kind not in ("cpu", "cuda") or not (number == "" or number.isdigit()):
+    device_type, _, number = device.partition(":")
+    if device_type not in ("cpu", "cuda") or not (number == "" or number.isdigit()):
         raise ConfigError(f"--device is cpu, cuda or cuda:0 and so on: {device!r}.")
-    if kind == "cuda" and not torch.cuda.is_available():
+    if device_type == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError("No CUDA device here (`eventful doctor`); use --device cpu.")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+    if device_type == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise UnsupportedError(f"There is no {device}: {torch.cuda.device_count()} GPUs are here.")
     if dtype not in tuple(Dtype):
         raise ConfigError(f"--dtype is one of {', '.join(Dtype)}: {dtype!r}.")

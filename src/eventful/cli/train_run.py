@@ -15,7 +15,7 @@ from eventful.cli.options import TrainingFiles, TrainingRun
 from eventful.paper.data import Problems, recognise
 from eventful.paper.data.problems import OnProblem, missing, stop
 from eventful.paper.train.detector import DetectorPlan, train_detector
-from eventful.paper.train.engine import Habits, Moment
+from eventful.paper.train.engine import LoopOptions, StepProgress
 from eventful.paper.train.journal import read
 from eventful.paper.train.processes import Processes, joined
 from eventful.paper.train.recipes import EPIC, KINETICS, VID, Recipe
@@ -43,9 +43,9 @@ def detector(
             files.out,
             processes,
             recipe=changed(VID, changes),
-            habits=_habits(run),
+            options=_loop_options(run),
             on_problem=problems,
-            tell=bar.step,
+            on_step=bar.step,
         )
         if processes.first:
             _report(files.out, run.as_json, {"skipped": _noted(problems)})
@@ -67,11 +67,11 @@ def temporal(
         half: keep the cache in float16.
         changes: fields of the recipe to replace.
     """
-    layout = recognise(plan["data"])
-    if layout is None:
-        raise missing(plan["data"], "EPIC-Kitchens or Kinetics in a layout that is known")
-    recipe = changed(KINETICS if layout.name == "kinetics" else EPIC, changes)
-    val_split = plan.pop("val_split") or layout.splits(plan["data"])[0]
+    found = recognise(plan["data"])
+    if found is None:
+        raise missing(plan["data"], "EPIC-Kitchens or Kinetics in a known format")
+    recipe = changed(KINETICS if found.name == "kinetics" else EPIC, changes)
+    val_split = plan.pop("val_split") or found.splits(plan["data"])[0]
     made = TemporalPlan(
         **plan, val_split=val_split, cache_dtype=torch.float16 if half else torch.float32
     )
@@ -83,18 +83,18 @@ def temporal(
             processes,
             workers=run.workers,
             on_problem=problems,
-            tell=bar.caching,
+            on_cached=bar.caching,
         )
-        seen = replace(views_of(tuning.model, layout.name), temporal=views[0], spatial=views[1])
+        seen = replace(views_of(tuning.model, found.name), temporal=views[0], spatial=views[1])
         tuning.plan = replace(made, train_views=seen, val_views=seen)
-        result = tuning.run(files.out, recipe, _habits(run), bar.step)
+        result = tuning.run(files.out, recipe, _loop_options(run), bar.step)
         if processes.first:
             skipped = [*_noted(problems), *result.skipped]
             _report(files.out, run.as_json, {"scores": result.scores, "skipped": skipped})
 
 
-def _habits(run: TrainingRun) -> Habits:
-    return Habits(save_every=run.save_every, workers=run.workers)
+def _loop_options(run: TrainingRun) -> LoopOptions:
+    return LoopOptions(save_every=run.save_every, workers=run.workers)
 
 
 def _on_problem(run: TrainingRun) -> OnProblem:
@@ -136,7 +136,7 @@ class _Bar:
             self.tasks[name] = self.progress.add_task(text, total=count)
         self.progress.update(self.tasks[name], description=text, completed=done, total=count)
 
-    def step(self, moment: Moment) -> None:
+    def step(self, moment: StepProgress) -> None:
         """After a step of training."""
         text = f"epoch {moment.epoch + 1}, loss {moment.loss:.3f}"
         self._set("training", text, moment.step, moment.steps)

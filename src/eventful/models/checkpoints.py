@@ -149,12 +149,12 @@ def _encode(text: str, encoding: str = "latin1", errors: str = "strict") -> byte
 
 def _numpy_globals() -> list[Any]:
     multiarray = __import__("numpy._core.multiarray", fromlist=["_reconstruct"])
-    kinds = {type(np.dtype(kind)) for kind in ("f2", "f4", "f8", "i4", "i8", "u1", "b1")}
+    dtypes = {type(np.dtype(code)) for code in ("f2", "f4", "f8", "i4", "i8", "u1", "b1")}
     old = [
         (multiarray._reconstruct, "numpy.core.multiarray._reconstruct"),
         (multiarray.scalar, "numpy.core.multiarray.scalar"),
     ]
-    return [multiarray._reconstruct, multiarray.scalar, np.ndarray, np.dtype, *kinds, *old]
+    return [multiarray._reconstruct, multiarray.scalar, np.ndarray, np.dtype, *dtypes, *old]
 
 
 def _tensors(path: Path, content: Any) -> dict[str, Tensor]:

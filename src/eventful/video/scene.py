@@ -120,7 +120,7 @@ def _strip(
     """Operations of each frame so far as bars, the rest to come as their ground."""
     left, top, right, bottom = box
     top += 20
-    most = max(max(step.macs, step.dense_macs) for step in steps)
+    highest = max(max(step.macs, step.dense_macs) for step in steps)
     slot = (right - left) / len(steps)
     now = steps[current]
     saving = now.dense_macs / max(now.macs, 1)
@@ -130,7 +130,7 @@ def _strip(
     draw.rectangle((left, top, right, bottom), fill="#1d2029")
     for t, step in enumerate(steps[: current + 1]):
         x = left + t * slot
-        y = bottom - (bottom - top) * step.macs / most
+        y = bottom - (bottom - top) * step.macs / highest
         colour = AMBER if t == current else FAINT if step.flush else BLUE
         draw.rectangle((x, y, x + max(slot - (1 if slot > 3 else 0), 1), bottom), fill=colour)
 

@@ -35,7 +35,7 @@ class VideoSink:
         self._container = load("av").open(str(self.path), "w", format="mp4")
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, cause: object, error: BaseException | None, trace: object) -> None:
         if self._stream is not None and error is None:
             self._container.mux(self._stream.encode())
         self._container.close()

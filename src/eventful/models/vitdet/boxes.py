@@ -148,8 +148,8 @@ def match(overlap: Tensor, low: float, high: float, *, rescue: bool = False) -> 
     label[best < low] = BACKGROUND
     label[best >= high] = FOREGROUND
     if rescue and candidates:
-        most = overlap.max(dim=1, keepdim=True).values
-        label[((overlap == most) & (most > 0)).any(dim=0)] = FOREGROUND
+        best = overlap.max(dim=1, keepdim=True).values
+        label[((overlap == best) & (best > 0)).any(dim=0)] = FOREGROUND
     return Matches(index, label)
 
 

@@ -158,7 +158,7 @@ class RegionHeads(nn.Module):
                 for part, target in zip(proposals, targets, strict=True)
             ]
             logits, codes = stage(self._regions(maps, [part.boxes for part in sampled]))
-            found = box_losses(logits, codes, sampled, stage.coder, kind=config.box_loss)
+            found = box_losses(logits, codes, sampled, stage.coder, loss=config.box_loss)
             suffix = f"_{number}" if len(self.stages) > 1 else ""
             losses[f"class{suffix}"] = found["class"]
             losses[f"box{suffix}"] = found["box"] * config.box_loss_weight

@@ -52,9 +52,9 @@ class Sampling:
         """Indices of a random choice among the foreground, and among the background."""
         foreground = (label == box.FOREGROUND).nonzero()[:, 0]
         background = (label == box.BACKGROUND).nonzero()[:, 0]
-        most = min(len(foreground), int(self.count * self.positive))
-        rest = min(len(background), self.count - most)
-        return _some(foreground, most), _some(background, rest)
+        positives = min(len(foreground), int(self.count * self.positive))
+        negatives = min(len(background), self.count - positives)
+        return _some(foreground, positives), _some(background, negatives)
 
 
 RPN_SAMPLING = Sampling(256, 0.5, 0.3, 0.7, rescue=True)
@@ -133,7 +133,7 @@ def box_losses(
     sampled: Sequence[Sampled],
     coder: box.BoxCoder,
     *,
-    kind: BoxLoss = "l1",
+    loss: BoxLoss = "l1",
 ) -> dict[str, Tensor]:
     """Class by cross entropy; boxes of foreground candidates by L1 on codes, or by GIoU.
 
@@ -148,7 +148,7 @@ def box_losses(
     foreground = (labels < logits.shape[1] - 1).nonzero()[:, 0]
     column = labels[foreground] if codes.shape[1] > 1 else torch.zeros_like(foreground)
     chosen, reference, goal = codes[foreground, column], boxes[foreground], goals[foreground]
-    if kind == "giou":
+    if loss == "giou":
         distance = box.giou_loss(coder.decode(reference, chosen), goal)
     else:
         distance = (chosen - coder.encode(reference, goal)).abs()

@@ -43,7 +43,7 @@ class ViTDetConfig:
         return max(1, round(self.short_edge * self.backbone.size / self.backbone.trained_size))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """As values for JSON."""
         return asdict(self)
 
     @classmethod

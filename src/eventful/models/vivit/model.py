@@ -57,7 +57,7 @@ class ViViTConfig:
         return self.frames // self.tubelet
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """As values for JSON."""
         return asdict(self)
 
     @classmethod

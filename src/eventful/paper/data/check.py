@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eventful.errors import DamagedMediaError, DataError, MissingFileError
-from eventful.paper.data.catalog import LAYOUTS, Layout, no_split, recognise
+from eventful.paper.data.catalog import FORMATS, DatasetFormat, no_split, recognise
 from eventful.paper.data.problems import Problems, missing
 from eventful.paper.data.records import Task, Video, VideoSet
 from eventful.video.source import ImageFiles
@@ -55,12 +55,12 @@ class Report:
     """A whole folder.
 
     Args:
-        layout: None where it was not recognised.
-        parts: Files and folders of the layout, and whether they are there.
+        format: None where it was not recognised.
+        parts: Files and folders of the format, and whether they are there.
     """
 
     path: str
-    layout: str | None
+    format: str | None
     task: Task | None
     parts: dict[str, bool]
     splits: tuple[SplitReport, ...]
@@ -73,12 +73,20 @@ class Report:
             return "unusable"
         return "partial" if "partial" in verdicts else "complete"
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For JSON, with the verdicts."""
         splits = [{**asdict(split), "verdict": split.verdict} for split in self.splits]
-        known = {name: layout.form for name, layout in LAYOUTS.items()}
-        extra = {} if self.layout else {"known_layouts": known}
-        return {**asdict(self), "splits": splits, "verdict": self.verdict, **extra}
+        known = {name: known.form for name, known in FORMATS.items()}
+        extra = {} if self.format else {"known_layouts": known}
+        return {
+            "path": self.path,
+            "layout": self.format,  # the name the output has always had
+            "task": self.task,
+            "parts": self.parts,
+            "splits": splits,
+            "verdict": self.verdict,
+            **extra,
+        }
 
 
 def check(
@@ -97,26 +105,26 @@ def check(
     path = Path(path)
     if not path.exists():
         raise missing(path, "the folder to check")
-    layout = recognise(path)
-    if layout is None:
+    found = recognise(path)
+    if found is None:
         return Report(str(path), None, None, {}, ())
-    names = layout.splits(path)
+    names = found.splits(path)
     if split is not None and split not in names:
-        raise no_split(path, split, layout, names)
+        raise no_split(path, split, found, names)
     reports = tuple(
-        _split(layout, path, name, probe, watch)
+        _split(found, path, name, probe, watch)
         for name in ([split] if split is not None else names)
     )
-    return Report(str(path), layout.name, layout.task, layout.parts(path), reports)
+    return Report(str(path), found.name, found.task, found.parts(path), reports)
 
 
-def _split(layout: Layout, path: Path, split: str, probe: int, watch: Watcher) -> SplitReport:
+def _split(found: DatasetFormat, path: Path, split: str, probe: int, watch: Watcher) -> SplitReport:
     problems = Problems()
     try:
-        videos = layout.open(path, split, problems)
+        videos = found.open(path, split, problems)
     except DataError as error:
         problems(error)
-        videos = VideoSet(layout.name, split, layout.task, (), ())
+        videos = VideoSet(found.name, split, found.task, (), ())
     labels: list[int] = []
     probed = _sample(len(videos), probe)
     for index, video in enumerate(videos):

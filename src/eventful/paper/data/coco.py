@@ -48,7 +48,7 @@ def splits(path: Path) -> tuple[str, ...]:
 
 
 def parts(path: Path) -> dict[str, bool]:
-    """What the layout consists of, and whether it is there."""
+    """What the format consists of, and whether it is there."""
     return {"annotations/<split>.json": bool(_files(path))}
 
 

@@ -28,7 +28,7 @@ def recognises(path: Path) -> bool:
 
 
 def parts(path: Path) -> dict[str, bool]:
-    """What the layout consists of, and whether it is there."""
+    """What the format consists of, and whether it is there."""
     found = splits(path)
     return {f"{split}.csv": split in found for split in ("val", "train")}
 

@@ -48,7 +48,7 @@ class Problems:
 
     @property
     def malformed(self) -> list[str]:
-        """Messages about rows and values that are not what the layout says."""
+        """Messages about rows and values that are not what the format says."""
         return [str(error) for error in self.found if isinstance(error, MalformedDataError)]
 
     @property

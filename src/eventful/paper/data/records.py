@@ -90,19 +90,24 @@ class Video:
 class VideoSet:
     """The videos of one split, in an order that depends on the data alone.
 
-    Every layout opens as one of these, so evaluation and training need not know which it was. It
+    Every format opens as one of these, so evaluation and training need not know which it was. It
     is a map-style dataset to `torch.utils.data`.
 
     Args:
-        layout: Name of the layout it was read from.
+        format: Name of the format it was read from.
         classes: Names of the labels, in their order.
     """
 
-    layout: str
+    format: str
     split: str
     task: Task
     classes: tuple[str, ...]
     videos: tuple[Video, ...]
+
+    @property
+    def layout(self) -> str:
+        """Old name of `format`."""
+        return self.format
 
     def __len__(self) -> int:
         return len(self.videos)

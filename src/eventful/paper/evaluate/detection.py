@@ -17,7 +17,7 @@ from eventful.paper.data.records import Box, Video
 from eventful.paper.evaluate.contenders import contender, dense_macs
 from eventful.paper.evaluate.metrics import coco_map50, fgfa_map50
 from eventful.paper.evaluate.models import Weights
-from eventful.paper.evaluate.padding import PaddingWatch
+from eventful.paper.evaluate.padding import PaddingCounter
 from eventful.paper.evaluate.runs import VideoResult
 from eventful.paper.evaluate.variants import Variant
 from eventful.paper.evaluate.workers import Tick
@@ -51,20 +51,20 @@ class DetectionJob:
         model = self.weights.vitdet(device)
         size = model.config.backbone.size
         step = contender(model, self.variant, size, maps=self.padding)
-        watch = PaddingWatch(model.config.backbone.patch) if self.padding else None
+        counter = PaddingCounter(model.config.backbone.patch) if self.padding else None
         kept = _Frames()
         for frame in islice(video, self.frames):
             pixels, placement = model.prepare(frame.pixels)
             (found,) = step(pixels, [placement])
             kept.add(found, frame.boxes, step.macs)
-            if watch is not None and step.record is not None:
-                watch.see(step.record, placement)
+            if counter is not None and step.record is not None:
+                counter.add(step.record, placement)
             if len(kept) % TICK == 0:
                 tick(TICK)
         tick(len(kept) % TICK)
         facts: dict[str, Any] = {"name": video.name, "dense_macs": dense_macs(model, size)}
-        if watch is not None:
-            facts["padding"] = watch.summary()
+        if counter is not None:
+            facts["padding"] = counter.summary()
         return VideoResult(kept.tensors(), facts)
 
 
@@ -119,7 +119,7 @@ def score(results: Iterable[VideoResult], classes: Sequence[str]) -> dict[str, A
         "operations": macs / max(len(found), 1) / 1e9,
         "dense_operations": dense / max(len(found), 1) / 1e9,
         "frames": len(found),
-        "detail": {"coco_map50": coco.plain(), "fgfa_map50": fgfa.plain()},
+        "detail": {"coco_map50": coco.to_dict(), "fgfa_map50": fgfa.to_dict()},
     }
 
 

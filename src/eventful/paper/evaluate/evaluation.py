@@ -75,7 +75,7 @@ class Progress(Protocol):
         """So many frames more are done."""
 
 
-class Silent:
+class NoProgress:
     """Nobody does."""
 
     def begin(self, variant: Variant, frames: int, videos: int) -> None:
@@ -123,7 +123,7 @@ def evaluate(
     with _folder(settings) as folder:
         store = RunStore.open(folder, described, resume=settings.resume)
         with Workers(settings.workers, settings.device, settings.threads) as workers:
-            run = _Run(experiment, settings, data, store, workers, progress or Silent())
+            run = _Run(experiment, settings, data, store, workers, progress or NoProgress())
             rows, detail = _measure(run, variants)
     noted = {f"annotation {i}": str(error) for i, error in enumerate(problems.found, start=1)}
     statistics |= detail.pop("padding", {})
@@ -155,9 +155,9 @@ def _measure(run: _Run, variants: Sequence[Variant]) -> tuple[list[Row], dict[st
             )
         measured = _score(run, variant, results)
         detail[variant.key] = measured.pop("detail")
-        watched = [r.facts["padding"] for r in results if "padding" in r.facts]
-        if watched:
-            detail["padding"] = padding.skipped(watched)
+        counted = [r.facts["padding"] for r in results if "padding" in r.facts]
+        if counted:
+            detail["padding"] = padding.skipped(counted)
         rows[variant.key] = Row.of(
             variant,
             **{"videos": len(results), **measured},
@@ -216,10 +216,10 @@ def _results(run: _Run, variant: Variant) -> Iterator[VideoResult]:
 def _job(run: _Run, variant: Variant) -> Job:
     settings, weights = run.settings, _weights(variant, run.settings)
     if variant.model == "vitdet":
-        watch = run.experiment.kind == "padding"
-        return detection.DetectionJob(weights, variant, settings.frames, watch)
+        counter = run.experiment.kind == "padding"
+        return detection.DetectionJob(weights, variant, settings.frames, counter)
     config = weights.vivit_config()
-    plan = action.view_plan(run.data.layout, config, variant.size or settings.size, settings.views)
+    plan = action.view_plan(run.data.format, config, variant.size or settings.size, settings.views)
     return action.ActionJob(weights, variant, plan)
 
 
@@ -254,12 +254,12 @@ def _padding(
 def _check(experiment: Experiment, data: VideoSet) -> None:
     if data.task != TASKS[experiment.model]:
         raise ConfigError(
-            f"{experiment.model} is for {TASKS[experiment.model]}, and {data.layout} is a set for "
+            f"{experiment.model} is for {TASKS[experiment.model]}, and {data.format} is a set for "
             f"{data.task}; {experiment.name} needs {experiment.data or 'other data'}."
         )
     if not data.videos:
         raise MissingFileError(
-            f"The split {data.split} of the {data.layout} data holds no videos; look at it with: "
+            f"The split {data.split} of the {data.format} data holds no videos; look at it with: "
             "eventful data check"
         )
 
@@ -292,10 +292,10 @@ def _with_weights(
     experiment: Experiment, settings: Settings
 ) -> tuple[list[Variant], dict[str, str]]:
     known = set(settings.weights)
-    strangers = sorted(known - set(experiment.weights) - {BASE})
-    if strangers:
+    unknown = sorted(known - set(experiment.weights) - {BASE})
+    if unknown:
         raise ConfigError(
-            f"{experiment.name} has no use for weights named {strangers[0]!r}; it needs "
+            f"{experiment.name} has no use for weights named {unknown[0]!r}; it needs "
             f"{', '.join(experiment.weights)}."
         )
     kept = [variant for variant in experiment.variants if variant.weights in known]
@@ -317,7 +317,7 @@ def _described(
         "experiment": experiment.name,
         "kind": experiment.kind,
         "data": {
-            "layout": data.layout,
+            "layout": data.format,  # the name that earlier runs have in run.json
             "split": data.split,
             "classes": len(data.classes),
             "videos": len(names),

@@ -48,7 +48,7 @@ class DetectionScore:
     detections: int
     backend: str
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For JSON, which has no NaN."""
         return {**asdict(self), "value": None if math.isnan(self.value) else self.value}
 
@@ -61,7 +61,7 @@ class RecognitionScore:
     top5: float
     videos: int
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
 

@@ -56,9 +56,9 @@ class Weights:
         assert isinstance(model, ViViT)
         return model
 
-    def _config(self, kind: str, needed: str, other: str) -> dict[str, Any]:
+    def _config(self, model: str, needed: str, other: str) -> dict[str, Any]:
         about = _about(self.path)
-        if about["model"] != kind:
+        if about["model"] != model:
             raise CheckpointError(
                 f"{self.path} holds a {about['model']}, and {needed} is needed. For other models "
                 f"there is `{other}`."

@@ -100,7 +100,7 @@ def skipped_if_none_is_padding(padded: float, tokens: int, r: int) -> float:
     return 1 - min(1.0, r / (tokens * (1 - padded)))
 
 
-class PaddingWatch:
+class PaddingCounter:
     """Adds up, over the steps of a video, what the gates did with tokens that are not padding."""
 
     def __init__(self, patch: int) -> None:
@@ -108,7 +108,7 @@ class PaddingWatch:
         self._selected = self._inside = self._content = 0
         self._steps = 0
 
-    def see(self, record: StepRecord, placement: Placement) -> None:
+    def add(self, record: StepRecord, placement: Placement) -> None:
         """Note one step; a flush selects everything and says nothing."""
         if any(record.flushed):
             return

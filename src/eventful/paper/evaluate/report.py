@@ -110,7 +110,7 @@ class Report:
     statistics: dict[str, float] = field(default_factory=dict)
     detail: dict[str, Any] = field(default_factory=dict)
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         made = self.experiment
         return {
@@ -133,7 +133,7 @@ class Report:
     def write(self, folder: Path, *, draw: bool = True) -> list[Path]:
         """Write `results.json`, `results.csv` and, where there is something to draw, the figure."""
         written = [folder / "results.json", folder / "results.csv"]
-        files.write_json(written[0], self.plain(), indent=2, durable=True)
+        files.write_json(written[0], self.to_dict(), indent=2, durable=True)
         files.write_bytes(written[1], self.csv().encode(), durable=True)
         if draw and self.experiment.kind == "accuracy":
             from eventful.paper.evaluate.figure import draw_tradeoff

@@ -50,7 +50,7 @@ class RunStore:
         """Start a run in a folder, or go on with the one that is there.
 
         Args:
-            settings: all that shapes the results, as plain data.
+            settings: everything the results depend on, as values for JSON.
             resume: go on; otherwise what an earlier run left is deleted.
 
         Raises:
@@ -60,7 +60,7 @@ class RunStore:
         store = cls(Path(folder))
         about = {"format": FORMAT, "settings": json.loads(json.dumps(settings))}
         if not resume:
-            store._forget()
+            store._delete()
         known = store._known()
         if known is None:
             if (store.folder / VIDEOS).exists():
@@ -81,8 +81,8 @@ class RunStore:
 
     def path(self, variant: str, index: int, name: str) -> Path:
         """The file of one video."""
-        plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[-80:]
-        return self.folder / VIDEOS / variant / f"{index:06d}-{plain}.safetensors"
+        safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[-80:]
+        return self.folder / VIDEOS / variant / f"{index:06d}-{safe}.safetensors"
 
     def has(self, variant: str, index: int, name: str) -> bool:
         """Whether a video is done, and its file in order."""
@@ -126,7 +126,7 @@ class RunStore:
             ) from None
         return known
 
-    def _forget(self) -> None:
+    def _delete(self) -> None:
         """Delete an earlier run, and nothing else that may lie in the folder."""
         if (self.folder / ABOUT).exists():
             shutil.rmtree(self.folder / VIDEOS, ignore_errors=True)

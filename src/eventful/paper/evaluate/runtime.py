@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from eventful.bench.contenders import Dense, Measured
-from eventful.bench.dense import Workshop, dense_paths
+from eventful.bench.dense import DenseSpec, dense_paths
 from eventful.bench.results import origin
 from eventful.bench.timing import in_turn, timed
 from eventful.errors import ConfigError
@@ -59,19 +59,19 @@ class Plan:
     weights: Mapping[str, Path] = field(default_factory=dict)
 
     @property
-    def kind(self) -> str:
+    def device_type(self) -> str:
         """`cpu` or `cuda`."""
         return torch.device(self.device).type
 
     @property
     def steady(self) -> int:
         """Frames to time after the first."""
-        return self.frames or USUAL_FRAMES[self.kind]
+        return self.frames or USUAL_FRAMES[self.device_type]
 
     @property
     def rounds(self) -> int:
         """How often what comes once in a video is timed."""
-        return ROUNDS[self.kind]
+        return ROUNDS[self.device_type]
 
     def place(self, model: nn.Module) -> nn.Module:
         """The model on the device."""
@@ -81,9 +81,9 @@ class Plan:
         """Pixels from 0 to 1, as the models want them."""
         return ((pixels - 0.45) / 0.225).to(self.device, getattr(torch, self.dtype))
 
-    def shop(self, model: nn.Module, example: Tensor) -> Workshop:
+    def dense_spec(self, model: nn.Module, example: Tensor) -> DenseSpec:
         """Where dense paths of a model are built."""
-        return Workshop(model, example, self.compiled, self.compile_mode)
+        return DenseSpec(model, example, self.compiled, self.compile_mode)
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Entry(Measured):
     first: list[tuple[float, float]] = field(default_factory=list)
     macs: list[int] = field(default_factory=list)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop what was timed so far."""
         for values in (self.ms, self.total, self.first, self.macs):
             values.clear()
@@ -170,7 +170,7 @@ def _time_detector(variants: Sequence[Variant], size: int | None, run: _Run) -> 
     dense = dense_macs(model.backbone, size)
     entries = [Entry(contender(model.backbone, v, size), variant=v) for v in variants]
     entries.append(_fastest_dense(variants[0], model.backbone, clip[0], dense, run))
-    warm = WARM[plan.kind]
+    warm = WARM[plan.device_type]
     progress.begin(variants[0], (warm + plan.rounds + plan.steady) * len(entries), 1)
 
     def step(entry: Entry, pixels: Tensor) -> tuple[float, float]:
@@ -237,7 +237,7 @@ def _time_recogniser(variants: Sequence[Variant], size: int | None, run: _Run) -
 
     for entry in entries:  # each alone, so that what it captures or compiles is its own
         video(entry)
-        entry.forget()
+        entry.clear()
     for turn in range(plan.rounds):
         for entry in in_turn(entries, turn):
             video(entry)
@@ -259,7 +259,7 @@ def _rows(
 
 def _fastest_dense(like: Variant, model: nn.Module, example: Tensor, macs: int, run: _Run) -> Entry:
     """The dense path that won its trial, under a name that says which."""
-    paths = dense_paths(run.plan.shop(model, example))
+    paths = dense_paths(run.plan.dense_spec(model, example))
     best = min(paths.trial_ms, key=lambda name: paths.trial_ms[name])
     variant = Variant(f"Base model, {best}", DENSE, like.model, like.size)
     trials = ", ".join(f"{name} {ms:.3g} ms" for name, ms in paths.trial_ms.items())

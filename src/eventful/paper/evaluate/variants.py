@@ -1,4 +1,4 @@
-"""One way to run a model, as a value: dense, eventful under some rule, or skipping frames."""
+"""Variants: how to run a model, dense, under an update rule, or skipping frames."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Variant:
     """One row of a table, one point of a figure.
 
     Attributes:
-        label: name of its kind; variants of one kind make up a line of the figure.
+        label: variants of one label make up a line of the figure.
         preset: `dense`, `skip` or a preset of `Config`.
         model: `vitdet` or `vivit`.
         size: side of the frames in pixels; None for the model's own.
@@ -51,7 +51,7 @@ class Variant:
         weights: which of the given weights, where an experiment needs several.
         tuned_r: r the weights were tuned at.
         options: further settings of `Config`; of a `dense`, only `pool`.
-        remark: what the paper says where it prints no number.
+        remark: the paper's text where it prints no number.
     """
 
     label: str
@@ -130,7 +130,7 @@ class Variant:
             raise ConfigError(f"{self.label}: {error}.") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """All that shapes its numbers, as plain data: not what the paper says of it."""
+        """Everything its numbers depend on, as values for JSON; without published numbers."""
         kept = (f.name for f in fields(self) if f.name not in ("published", "remark"))
         values = {name: getattr(self, name) for name in kept}
         config = self.config()

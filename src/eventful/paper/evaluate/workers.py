@@ -86,7 +86,7 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, cause: object, error: BaseException | None, trace: object) -> None:
         if self._pool is not None:
             self._pool.close(now=error is not None)
             self._pool = None

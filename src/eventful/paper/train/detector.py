@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from eventful.errors import CheckpointError, ConfigError
-from eventful.models.layouts import LayoutReport
+from eventful.models.key_formats import KeyReport
 from eventful.models.loading import load_model, load_weights
 from eventful.models.vitdet import Detections, HeadConfig, ViTDet, ViTDetConfig
 from eventful.paper.data import Box, VideoSet, open_dataset
 from eventful.paper.data.problems import OnProblem, stop
 from eventful.paper.evaluate.metrics import COCO_LIBRARY, coco_map50, fgfa_map50
-from eventful.paper.train.engine import Habits, Moment, Trainer
+from eventful.paper.train.engine import LoopOptions, StepProgress, Trainer
 from eventful.paper.train.export import save_model
 from eventful.paper.train.frames import (
     Augment,
@@ -80,7 +80,7 @@ class DetectorPlan:
             raise ConfigError(f"heads is 'same' or 'faster', not {self.heads!r}.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON; without the place of the data, which may move."""
+        """As values for JSON; without the place of the data, which may move."""
         return {key: value for key, value in asdict(self).items() if key != "data"}
 
 
@@ -103,7 +103,7 @@ def start_from(
     size: int | None = None,
     drop_path: float = 0.0,
     heads: Heads = "same",
-) -> tuple[ViTDet, LayoutReport]:
+) -> tuple[ViTDet, KeyReport]:
     """The detector of a file with heads for `classes` classes.
 
     Layers of another number of classes start anew; the report says which. A mask head would have to
@@ -171,7 +171,7 @@ def training_frames(plan: DetectorPlan, on_problem: OnProblem = stop) -> tuple[V
     """The training split, and the frames chosen of it and of the further splits."""
     videos = open_dataset(plan.data, plan.split, on_problem=on_problem)
     if videos.task != "detection":
-        raise ConfigError(f"{plan.data} is {videos.layout}, which has no boxes to train on.")
+        raise ConfigError(f"{plan.data} is {videos.format}, which has no boxes to train on.")
     frames = spread_frames(videos, plan.frames_per_video)
     for split in plan.also:
         more = open_dataset(plan.data, split, on_problem=on_problem)
@@ -188,9 +188,9 @@ def train_detector(
     processes: Processes,
     *,
     recipe: Recipe = VID,
-    habits: Habits | None = None,
+    options: LoopOptions | None = None,
     on_problem: OnProblem = stop,
-    tell: Callable[[Moment], None] = lambda _: None,
+    on_step: Callable[[StepProgress], None] = lambda _: None,
 ) -> ViTDet:
     """Fine-tune, and write `model.safetensors` into the folder; goes on where it was stopped."""
     videos, frames = training_frames(plan, on_problem)
@@ -219,8 +219,8 @@ def train_detector(
             "anew": sorted({*report.missing, *report.mismatched}),
         },
         validate=_validation(model, plan, processes, on_problem),
-        habits=habits,
-        tell=tell,
+        options=options,
+        on_step=on_step,
     )
     position = trainer.fit()
     if processes.first and position.epoch == recipe.epochs:
@@ -240,13 +240,13 @@ def _validation(
 
 @torch.no_grad()
 def score_dense(
-    model: ViTDet, videos: VideoSet, processes: Processes, most: int | None = None
+    model: ViTDet, videos: VideoSet, processes: Processes, limit: int | None = None
 ) -> dict[str, float]:
     """mAP50 of the dense model on frames of each video, shared out among the processes.
 
     A look while training; `eventful evaluate` is the way to the numbers of a paper.
     """
-    frames = spread_frames(videos, most)
+    frames = spread_frames(videos, limit)
     mine: list[tuple[int, Detections, Sequence[Box]]] = []
     for number in range(processes.rank, len(frames), processes.world):
         video, position = frames[number]

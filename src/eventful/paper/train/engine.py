@@ -26,7 +26,7 @@ Validate = Callable[[], dict[str, float]]
 
 
 @dataclass(frozen=True)
-class Moment:
+class StepProgress:
     """What is told after every step."""
 
     step: int
@@ -36,7 +36,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Habits:
+class LoopOptions:
     """What a run does beside learning; nothing here changes its weights.
 
     Attributes:
@@ -65,7 +65,7 @@ class Trainer:
         groups: parameters to train, in groups with their share `scale` of the learning rate.
         about: what shapes the run besides the recipe; a run goes on only where it is the same.
         validate: scores after each epoch, called in every process.
-        tell: called after every step in the first process.
+        on_step: called after every step in the first process.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Trainer:
         groups: Groups | None = None,
         about: dict[str, Any] | None = None,
         validate: Validate | None = None,
-        habits: Habits | None = None,
-        tell: Callable[[Moment], None] = lambda _: None,
+        options: LoopOptions | None = None,
+        on_step: Callable[[StepProgress], None] = lambda _: None,
     ) -> None:
         if recipe.batch % processes.world:
             raise ConfigError(
@@ -91,15 +91,15 @@ class Trainer:
         if not len(data):
             raise ConfigError("There is nothing to train on: the dataset is empty.")
         self.recipe, self.folder, self.processes = recipe, folder, processes
-        self.habits, self.data = habits or Habits(), data
-        self.validate, self.tell = validate, tell
+        self.options, self.data = options or LoopOptions(), data
+        self.validate, self.on_step = validate, on_step
         # By way of JSON, so that it compares equal to what a checkpoint gives back.
         self.about = json.loads(json.dumps({"recipe": recipe.to_dict(), **(about or {})}))
         self.objective = objective.to(processes.device)
         self.optimizer = self._optimizer(groups)
         half = recipe.precision == "float16"
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=half)
-        self.batches, self.sampler = loader(data, recipe, processes, collate, self.habits.workers)
+        self.batches, self.sampler = loader(data, recipe, processes, collate, self.options.workers)
         self.position = Position()
 
     def _optimizer(self, groups: Groups | None) -> torch.optim.Optimizer:
@@ -146,21 +146,21 @@ class Trainer:
         self.sampler.set_epoch(epoch)
         self.sampler.done = self.position.samples
         self.objective.train()
-        habits = self.habits
+        options = self.options
         for batch in self.batches:
             losses = self._step(module, batch, epoch)
             step = self.position.step + 1
             self.position = Position(step, epoch, self.position.samples + self.recipe.batch)
-            if step % habits.log_every == 0 or step == self.steps:
+            if step % options.log_every == 0 or step == self.steps:
                 values = self._shared(losses)
                 if journal is not None:
                     rate = self.optimizer.param_groups[-1]["lr"]
                     journal.write(step, epoch, {**_named(values, "train"), "train/lr": rate})
             if self.processes.first:
-                self.tell(Moment(step, self.steps, epoch, float(sum(losses.values()))))
-            if habits.save_every and step % habits.save_every == 0:
+                self.on_step(StepProgress(step, self.steps, epoch, float(sum(losses.values()))))
+            if options.save_every and step % options.save_every == 0:
                 self._save(lasting=False)
-            if habits.stop_after is not None and step >= habits.stop_after:
+            if options.stop_after is not None and step >= options.stop_after:
                 return False
         self.position = Position(self.position.step, epoch + 1, 0)
         self._finish(epoch, journal)
@@ -232,7 +232,7 @@ class Trainer:
                 self.about,
             )
             checkpoints.save(
-                content, self.folder / "checkpoints", keep=self.habits.keep, lasting=lasting
+                content, self.folder / "checkpoints", keep=self.options.keep, lasting=lasting
             )
         self.processes.wait()
 

@@ -44,7 +44,7 @@ class Journal:
         self._file.flush()
 
     def holds(self, step: int, prefix: str) -> bool:
-        """Whether an earlier attempt noted something of this kind after a step."""
+        """Whether a row of this step has a name that begins so."""
         return any(at == step and name.startswith(prefix) for at, name in self._held)
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ class Recipe:
         return rise * self.decay ** sum(epoch >= start for start in self.decay_epochs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """As values for JSON."""
         return {**asdict(self), "decay_epochs": list(self.decay_epochs)}
 
 

@@ -97,7 +97,7 @@ class VectorCache:
         processes: Processes,
         *,
         workers: int = 2,
-        tell: Callable[[int, int], None] = lambda done, count: None,
+        on_video: Callable[[int, int], None] = lambda done, count: None,
     ) -> list[Cached]:
         """Compute what is not there yet, this process's share of it, and list all that is there.
 
@@ -106,7 +106,7 @@ class VectorCache:
 
         Args:
             workers: threads that decode ahead.
-            tell: called with videos done and videos to do, of this process.
+            on_video: called with videos done and videos to do, of this process.
         """
         self._claim(videos, processes)
         missing = [
@@ -122,7 +122,7 @@ class VectorCache:
             except (DamagedMediaError, MissingFileError) as error:
                 self._skip(number).parent.mkdir(parents=True, exist_ok=True)
                 self._skip(number).write_text(f"{video.name}: {error}\n")
-            tell(done, len(mine))
+            on_video(done, len(mine))
         processes.wait()
         return [
             Cached(self._path(number), video.name, _label(video))
