@@ -30,13 +30,13 @@ from eventful.surgery.libraries import load
 ROOT = Path(__file__).resolve().parent.parent
 WEIGHTS = "weights/vit_small_patch14_dinov2_saliency.fp16.safetensors"
 CLIPS = ("bottles-static", "person-static", "cars-static", "dog-handheld")
-WARM = 4  # frames that compile, record and allocate
+WARM = 4  # warm-up frames, which compile, capture graphs and allocate
 FLUSHES = 24
-ROUNDS, IN_FLIGHT = 5, 8  # of frames handed over together; on a CPU one after another
+ROUNDS, IN_FLIGHT = 5, 8  # of frames enqueued together; on a CPU one after another
 
 
 def assets() -> Path:
-    """Where videos and weights lie."""
+    """The folder of videos and weights."""
     folder = Path(os.environ.get("EVENTFUL_ASSETS") or ROOT.parent / "shared" / "assets")
     if not (folder / "videos").is_dir():
         raise SystemExit(f"No videos at {folder}; set EVENTFUL_ASSETS to the folder that has them.")
@@ -177,7 +177,9 @@ def main() -> None:
     parser.add_argument("--skip-clips", action="store_true", help="measure dense steps alone")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    os.environ["EVENTFUL_CACHE"] = tempfile.mkdtemp()  # a machine that is not known yet
+    os.environ["EVENTFUL_CACHE"] = (
+        tempfile.mkdtemp()
+    )  # start without measured times of this machine
     torch.backends.cuda.matmul.allow_tf32 = options.tf32
     size = tuple(int(side) for side in options.size.split("x"))
     dtype = getattr(torch, options.dtype)

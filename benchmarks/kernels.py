@@ -42,7 +42,7 @@ def replayed(work: Callable[[], object], repeats: int = 20) -> float:
 def kernels(
     batch: int, tokens: int, count: int, heads: int
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """The kernels of a fast and of an exact step, and the stock operators they stand for."""
+    """The kernels of a fast and of an exact step, and the stock operators they replace."""
     width = heads * 64
 
     def make(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -43,7 +43,7 @@ def main() -> None:
     # Read before the result is written, or the result itself would make the tree dirty.
     commit = {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     machine = eventful("doctor")
-    # Where Python sits on this machine says nothing about the measurement.
+    # The path of Python is irrelevant to the measurement.
     machine["python"].pop("executable")
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -140,7 +140,7 @@ def test_a_mistake_names_the_video(vid: Path, tmp_path: Path) -> None:
 
 def test_a_store_refuses_a_folder_that_is_not_its_own(tmp_path: Path) -> None:
     (tmp_path / "videos").mkdir()
-    with pytest.raises(RunError, match="no run of ours"):
+    with pytest.raises(RunError, match="not a run's folder"):
         RunStore.open(tmp_path, {}, resume=True)
     with pytest.raises(RunError, match=r"cannot be written to.*--out"):
         RunStore.open(Path(__file__) / "run", {}, resume=True)

@@ -370,7 +370,7 @@ def test_top_k_by_hand() -> None:
     assert score.top1 == pytest.approx(1 / 3)  # the third ties, which is no win
     assert score.top5 == 1.0
     assert math.isnan(top_k(torch.zeros(0, 3), torch.zeros(0).long()).top1)
-    with pytest.raises(ConfigError, match="one label a video"):
+    with pytest.raises(ConfigError, match="one label per video"):
         top_k(scores, torch.tensor([1]))
     with pytest.raises(ConfigError, match="NaN"):
         top_k(scores * math.nan, torch.tensor([1, 1, 0]))

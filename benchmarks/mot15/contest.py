@@ -1,4 +1,4 @@
-"""Dense, skipping frames, and every preset: what each finds in a sequence and what it costs."""
+"""Dense, skipping frames, and every preset: detections and costs on each sequence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from eventful.policies import Policy, TopFraction
 from eventful.stream import Stream, StreamBatch
 from eventful.surgery.conversion import convert
 
-OWN_POLICY = ("fast", "exact")  # presets with a policy of their own, which is measured, too
+OWN_POLICY = ("fast", "exact")  # presets with a default policy, which is also measured
 SKIPS = (2, 3, 4, 6, 8, 12, 16, 32)
 CLASSES = ("person",)
 
@@ -139,7 +139,7 @@ def run_contender(
 
 
 def skipped(dense: Run, share: float) -> Run:
-    """The dense model on this share of the frames, evenly, its boxes kept in between."""
+    """The dense model on this share of the frames, evenly, its boxes repeated in between."""
     run, last = Run([], [], [], []), 0
     for t, new in zip(range(len(dense.found)), schedule(share), strict=False):
         last = t if new else last
@@ -202,7 +202,7 @@ def evaluate(
     kept: Path,
     clock: Clock,
 ) -> list[dict[str, Any]]:
-    """Rows of the result. What has run is kept in a folder and not run again."""
+    """Rows of the result. Finished runs are stored in a folder and not repeated."""
 
     def remembered(key: str, make: Any) -> list[Run]:
         path = kept / f"{key}.json"

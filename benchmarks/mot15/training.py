@@ -23,7 +23,7 @@ from eventful.paper.data import Box
 from eventful.surgery import libraries
 
 PIXEL_MEAN, PIXEL_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-PROBE = 50  # steps after which the time of one is known
+PROBE = 50  # steps after which the time per step is estimated
 
 
 def build_backbone(weights: Path, device: torch.device) -> nn.Module:

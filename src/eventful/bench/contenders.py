@@ -1,4 +1,4 @@
-"""The ways to run a model over a video that are compared: dense, in a stream, skipping frames."""
+"""Contenders: how to run a model on a video, dense, in a stream or skipping frames."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Contender(ABC):
 
     @property
     def record(self) -> StepRecord | None:
-        """Of the last call, if a stream made it. On a GPU, reading it waits for the step."""
+        """Record of a stream's last call, else None. On a GPU, reading it waits for the step."""
         return None
 
-    def reset(self) -> None:  # noqa: B027 - most remember nothing
-        """Another video begins."""
+    def reset(self) -> None:  # noqa: B027 - most keep no state
+        """Prepare for another video."""
 
-    def flush(self) -> None:  # noqa: B027 - most remember nothing
+    def flush(self) -> None:  # noqa: B027 - most keep no state
         """Make the next call recompute everything."""
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The dense paths a user could pick, each built, checked against eager and tried once."""
+"""The dense paths of a device: eager, CUDA graph, compiled and others, each checked and timed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ TOO_FAR = 0.1  # relative error beyond which a path does not compute the same fu
 
 @dataclass
 class DensePaths:
-    """Ways to run the model whole, by name, with the milliseconds of each one's trial.
+    """Dense paths by name, with the milliseconds of each one's trial.
 
     Attributes:
-        notes: a line for each path that could not be had, with the reason.
+        notes: a line for each path that is not available, with the reason.
     """
 
     runs: dict[str, Forward] = field(default_factory=dict)
@@ -37,10 +37,10 @@ class DensePaths:
 
 @dataclass(frozen=True)
 class DenseSpec:
-    """What the paths are built from.
+    """The model and options from which dense paths are built.
 
     Attributes:
-        mode: of `torch.compile`; "" for the usual one of the device.
+        mode: of `torch.compile`; "" for the default of the device.
     """
 
     model: nn.Module
@@ -65,7 +65,7 @@ class DenseSpec:
 def dense_paths(spec: DenseSpec, tick: Callable[[str], None] = lambda _: None) -> DensePaths:
     """Every path this device offers, in the example's precision or a lower one.
 
-    A path that cannot be built, or strays from eager, is left out with a note. This package's own
+    A path that cannot be built, or differs from eager, is left out with a note. This package's own
     models resize their position tables once, for the example's size, as they do in a stream.
     """
     found = DensePaths()
@@ -84,14 +84,14 @@ def dense_paths(spec: DenseSpec, tick: Callable[[str], None] = lambda _: None) -
                 continue
             found.trial_ms[name] = _trial(run, spec.example)
             found.runs[name] = run
-        except Exception as error:  # whatever a compiler throws: the other paths still count
+        except Exception as error:  # compilers raise many types; the other paths remain
             found.notes.append(f"dense {name} failed: {_brief(error)}")
             _recover(spec.example.device)
     return found
 
 
 def _recipes(spec: DenseSpec, found: DensePaths) -> Iterator[tuple[str, Callable[[], Forward]]]:
-    """Names and builders, in order; later ones are offered only if earlier trials justify them."""
+    """Names and builders, in order; some depend on the trials of earlier ones."""
     yield "eager", lambda: _no_grad(spec.model)
     if spec.cuda:
         yield "graph", lambda: _graphed(spec.model, spec.example)
@@ -172,7 +172,7 @@ def _graphed(model: Callable[[Tensor], Tensor], example: Tensor) -> Forward:
 
 
 def _openvino_precisions(dtype: torch.dtype) -> list[str]:
-    """What OpenVINO can compute in here, no finer than the row's own precision."""
+    """Precisions OpenVINO supports here, none finer than the row's own."""
     ov: Any = libraries.load("openvino")
     native = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return ["f32"] * (dtype == torch.float32) + ["bf16"] * native
@@ -182,7 +182,7 @@ def _openvino(model: nn.Module, example: Tensor, hint: str) -> Forward:
     ov: Any = libraries.load("openvino")
     full = copy.deepcopy(model).float()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the tracer's, about every Python number it meets
+        warnings.simplefilter("ignore")  # the tracer warns about every Python number
         traced = ov.convert_model(full, example_input=example.float(), input=[example.shape])
     options = {
         "INFERENCE_PRECISION_HINT": hint,
@@ -198,14 +198,14 @@ def _openvino(model: nn.Module, example: Tensor, hint: str) -> Forward:
 
 
 def _brief(error: Exception) -> str:
-    """One line of a message that may have hundreds."""
+    """The first line of an error message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return text[:160]
 
 
 def _recover(device: torch.device) -> None:
-    """A failed capture leaves an error behind, which the next call would report as its own."""
+    """Clear the error of a failed capture, which the next call would report otherwise."""
     try:
         wait(device)
     except RuntimeError:

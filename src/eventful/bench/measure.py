@@ -1,4 +1,4 @@
-"""Contenders in turn on each frame, so that all of them meet the same machine."""
+"""Times contenders in turn on each frame, so that all run under the same conditions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from eventful.surgery.conversion import inspect
 WARM = 3  # steps of every contender before any is timed: a flush and two steady ones
 FLUSHES = {"cpu": 1, "cuda": 5}
 ROUNDS, IN_FLIGHT = 5, 8  # of pipelined frames
-DISTINCT = 16  # frames held; a longer run goes round
-UNSTEADY = 1.5  # ratio of the slow to the fast fifth of dense frames that earns a remark
+DISTINCT = 16  # distinct frames; a longer run repeats them
+UNSTEADY = 1.5  # ratio of the slow to the fast fifth of dense frames from which on a note is made
 SLOW = 1.5  # a dense path this many times slower than the fastest is not run on every frame
 
 Tick = Callable[[str], None]
@@ -74,7 +74,7 @@ class Run:
         return [*self.dense.values(), *self.streams.values()]
 
     def frame(self, number: int) -> Tensor:
-        """Frame by number; after the last comes the first."""
+        """Frame by number, modulo the number of distinct frames."""
         return self.frames[number % len(self.frames)]
 
 
@@ -82,7 +82,7 @@ def measure(setting: Setting, tick: Tick = lambda _: None) -> list[Row]:
     """Check parity, then measure every preset at every r beside the dense paths.
 
     Args:
-        tick: told what is being done.
+        tick: called with a description of each stage.
 
     Raises:
         ParityError: a contender does not compute what it should; nothing was timed.
@@ -104,7 +104,7 @@ def check(setting: Setting, tick: Tick = lambda _: None) -> None:
 
 
 def prepare(setting: Setting, tick: Tick) -> Run:
-    """Build the model, check parity, and open every contender."""
+    """Build the model, check parity, and create every contender."""
     model, frames = _build(setting, tick)
     verify(setting, model, frames, tick)
     spec = DenseSpec(model, frames[0], setting.compiled, setting.compile_mode)
@@ -135,7 +135,7 @@ def _build(setting: Setting, tick: Tick) -> tuple[torch.nn.Module, list[Tensor]]
 
 
 def _warm_up(run: Run, tick: Tick) -> None:
-    """Each contender alone, so that what it captures or compiles is its own."""
+    """Warm up one contender after the other, to know which captured which CUDA graphs."""
     for number, contender in enumerate(run.contenders):
         tick(f"warming up contender {number + 1} of {len(run.contenders)}")
         before = graph_pool_bytes(run.device)
@@ -145,7 +145,7 @@ def _warm_up(run: Run, tick: Tick) -> None:
 
 
 def _time_flushes(run: Run, tick: Tick) -> None:
-    """Flushes apart, each followed by a steady step that is not timed."""
+    """Time flushes, each followed by a steady step that is not timed."""
     streams = list(run.streams.values())
     for turn in range(FLUSHES[run.device.type]):
         tick("timing flushes")
@@ -163,7 +163,7 @@ def _time_steady(run: Run, tick: Tick) -> None:
         for contender in in_turn(contenders, t):
             output, ms = timed(contender.run, run.frame(t))
             contender.ms.append(ms)
-            outputs.append((contender, output.clone()))  # a graph or a buffer is written again
+            outputs.append((contender, output.clone()))  # the next call may overwrite the output
         truth = next(output for contender, output in outputs if contender is run.dense["eager"])
         run.truth.setdefault(t % len(run.frames), truth)
         for contender, output in outputs:
@@ -242,7 +242,7 @@ def _row(run: Run, preset: str, r: int) -> Row:
 
 
 def _unsteady(dense_ms: Sequence[float]) -> list[str]:
-    """A remark where the same dense work took very different times: something else was running."""
+    """A note if dense times vary much, which other load on the machine causes."""
     low, high = _fifths(dense_ms)
     if high <= UNSTEADY * low:
         return []
@@ -250,7 +250,7 @@ def _unsteady(dense_ms: Sequence[float]) -> list[str]:
 
 
 def _fifths(values: Sequence[float]) -> tuple[float, float]:
-    """The values below which a fifth and four fifths lie."""
+    """The 20th and the 80th percentile."""
     if len(values) < 2:
         return values[0], values[0]
     cuts = statistics.quantiles(values, n=5)

@@ -45,7 +45,7 @@ STYLE = {
 
 
 def render(runs: Sequence[Record], swept: Sequence[Record], folder: Path) -> list[Path]:
-    """Write every picture there are rows for; returns the files, the comparison first."""
+    """Write every picture for which there are rows; returns the files, the comparison first."""
     matplotlib: Any = libraries.load("matplotlib")
     matplotlib.use("Agg")
     folder.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ def _compare(
 
 
 def _as_times(value: float) -> str:
-    """Powers of two as a reader says them: 4x, 1x, 1/4."""
+    """Powers of two as text: 4x, 1x, 1/4."""
     return f"{value:g}x" if value >= 1 else f"1/{1 / value:g}"
 
 
@@ -317,7 +317,7 @@ def _line(records: Sequence[Record], column: str, name: str) -> tuple[list[float
 
 
 def _ideal(records: Sequence[Record], column: str) -> Iterator[tuple[float, float]]:
-    """Dense at its best times the share of the operations: what saving could come to."""
+    """The fastest dense time multiplied by the share of operations: the ideal saving."""
     for record in sorted(records, key=lambda record: float(record[column])):
         x, dense = number(record, column), number(record, "dense_best_ms")
         ratio = number(record, "macs_ratio")

@@ -1,4 +1,4 @@
-"""Results as files: one CSV row per measurement, with where it came from."""
+"""Results as files: one CSV row per measurement, with its origin."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def origin(device: str) -> Record:
 
 
 def append(path: Path, rows: Sequence[Row], where: Mapping[str, str], over: str = "") -> None:
-    """Add rows to a CSV file, which is made if it is not there.
+    """Add rows to a CSV file, creating it if needed.
 
     A file from before a column was added gets it, empty in the old rows.
 

@@ -1,4 +1,4 @@
-"""Results as Markdown, put between the markers of a page."""
+"""Results as Markdown tables, written between the markers of a page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHORT_DTYPE = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def put(page: Path, text: str, name: str = "bench") -> None:
-    """Replace what stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`."""
+    """Replace the text between `<!-- NAME:begin -->` and `<!-- NAME:end -->`."""
     begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
     old = page.read_text() if page.exists() else ""
     before, found_begin, rest = old.partition(begin)
@@ -71,7 +71,7 @@ def runtimes(reports: Sequence[dict[str, Any]]) -> str:
         notes = [line for line in lines if line.startswith("*")]
         table = [line for line in lines if line not in notes]
         parts += [title, "", *_RUNTIME_HEAD, *table, "", *notes, ""]
-    return "\n".join(parts) or "*Nothing is recorded yet: `eventful bench runtime`.*"
+    return "\n".join(parts) or "*Nothing is measured yet: `eventful bench runtime`.*"
 
 
 _RUNTIME_HEAD = (
@@ -129,7 +129,7 @@ def defaults(records: Sequence[dict[str, Any]]) -> str:
                 line += f", {flush['ratio_in_flight']:.2f}x with frames in flight"
             parts += [f"{line}.", ""]
         parts += [f"*torch {record['torch']}, commit {record['commit']}*", ""]
-    return "\n".join(parts) or "*Nothing is recorded yet: `benchmarks/default.py`.*"
+    return "\n".join(parts) or "*Nothing is measured yet: `benchmarks/default.py`.*"
 
 
 _DEFAULT_HEAD = (
@@ -169,7 +169,7 @@ def backbones(records: Sequence[dict[str, Any]]) -> str:
                 f"| {_milliseconds(row['ms']['eventful'])} |"
             )
         parts += ["", f"*torch {record['torch']}, commit {record['commit']}*", ""]
-    return "\n".join(parts) or "*Nothing is recorded yet: `benchmarks/backbone.py`.*"
+    return "\n".join(parts) or "*Nothing is measured yet: `benchmarks/backbone.py`.*"
 
 
 _BACKBONE_HEAD = (
@@ -184,7 +184,7 @@ def pictures(paths: Sequence[Path], page: Path) -> str:
     lines = []
     for path in paths:
         lines += [f"![{caption(path)}]({path.relative_to(page.parent).as_posix()})", ""]
-    return "\n".join(lines) or "*No sweep is recorded yet: `eventful bench sweep`.*"
+    return "\n".join(lines) or "*No sweep is measured yet: `eventful bench sweep`.*"
 
 
 def caption(path: Path) -> str:

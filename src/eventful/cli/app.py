@@ -1,4 +1,4 @@
-"""What the user can type: every command, its options and their help.
+"""All commands, their options and their help.
 
 A command's work is imported inside its body, so `eventful --help` answers without loading torch.
 """
@@ -36,7 +36,7 @@ app = typer.Typer(
     help="Run vision transformers on video and pay only for what changed.",
     no_args_is_help=True,
     add_completion=False,
-    # A traceback with every local printed would bury the error under tensors.
+    # A traceback with every local variable would print whole tensors.
     pretty_exceptions_enable=False,
 )
 
@@ -61,7 +61,7 @@ def main(
 
 reproduce = typer.Typer(help="Recompute figures of the paper from shapes.", no_args_is_help=True)
 app.add_typer(reproduce, name="reproduce")
-data = typer.Typer(help="Look at datasets on disk.", no_args_is_help=True)
+data = typer.Typer(help="Check datasets on disk.", no_args_is_help=True)
 app.add_typer(data, name="data")
 weights = typer.Typer(help="Published weights for this package's models.", no_args_is_help=True)
 app.add_typer(weights, name="weights")
@@ -71,10 +71,10 @@ app.command()(visualize)
 
 
 class RunUnlessNamed(TyperGroup):
-    """A group whose `run` is what happens when no command of it is named."""
+    """A group that runs its command `run` when no command is named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put `run` before what is no command."""
+        """Insert `run` if the first word is not a command."""
         if not args or (args[0] not in self.commands and args[0] not in ("--help", "-h")):
             args = ["run", *args]
         parsed: list[str] = super().parse_args(ctx, args)
@@ -140,7 +140,7 @@ def demo(
     model: Model = "timm:vit_small_patch16_224",
     size: Annotated[int, typer.Option(min=1, help="Side of the frame in pixels.")] = 384,
 ) -> None:
-    """Follow a video with a converted model, beside the same model run whole on every frame."""
+    """Run a converted model on a video, and the same model dense on every frame."""
     from eventful.cli import demo
 
     demo.run(frames, as_json, picture, model, size)
@@ -153,7 +153,7 @@ def _plan(
     *,
     quick: bool = False,
 ) -> Plan:
-    """Options as a plan; what a command lacks takes the defaults."""
+    """The plan that the options describe; options a command lacks take their defaults."""
     from eventful.cli.bench import Plan
 
     sizes, timing = sizes or Sizes(), timing or Timing()
@@ -203,7 +203,7 @@ def bench_run(
 @bench.command("verify")
 @grouped
 def bench_verify(*, what: Benchmarked, sizes: Sizes, as_json: Json = False) -> None:
-    """Only check that what would be timed computes what it should; exit with 1 if not."""
+    """Only check that every contender computes the right result; exit with 1 if not."""
     from eventful.cli import bench
 
     bench.verify(_plan(what, sizes), as_json)
@@ -310,14 +310,14 @@ def check_data(
         Path, typer.Argument(metavar="PATH", help="Folder of a dataset, or a COCO-style JSON file.")
     ],
     split: Annotated[
-        str | None, typer.Option(help="Look at this split alone; default: every one there.")
+        str | None, typer.Option(help="Check this split alone; default: every one there.")
     ] = None,
     probe: Annotated[
         int, typer.Option(min=-1, help="Videos per split to decode two frames of; -1 for all.")
     ] = 32,
     as_json: Json = False,
 ) -> None:
-    """Say what a dataset has and what it lacks.
+    """Report what a dataset has and what is missing.
 
     Finds the format by itself, reads every annotation, looks for every file and decodes a sample.
     Exits with 1 where the data cannot be used as it is.
@@ -356,7 +356,7 @@ def convert(
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Say what this machine has: versions, devices, backends, and how to get what is missing."""
+    """Report versions, devices and backends, and how to install what is missing."""
     from eventful.cli import doctor
 
     doctor.run(as_json)

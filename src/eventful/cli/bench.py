@@ -38,7 +38,7 @@ RESULTS = Path("benchmarks/results")
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for; empty fields take their defaults."""
+    """The options of a benchmark; empty fields take their defaults."""
 
     models: tuple[str, ...] = ()
     presets: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Plan:
     quick: bool = False
 
     def settings(self, usual: dict[str, str] = USUAL) -> Iterator[Setting]:
-        """One run per model, device, dtype and batch; presets and budgets meet within a run."""
+        """One run per model, device, dtype and batch, with all presets and budgets."""
         for device in self.devices:
             device_type = _checked_device(device)
             named = self.models or ((QUICK,) if self.quick else (usual[device_type],))
@@ -101,7 +101,7 @@ def sweep(
             for setting in points(axis, base, values):
                 try:
                     rows = _measure(_fitting(setting, ()))
-                except UnsupportedError as error:  # the last points may not fit; the rest counts
+                except UnsupportedError as error:  # the largest points may not fit; keep the others
                     print(f"left out: {error}", file=sys.stderr)
                     continue
                 where = origin(setting.device)
@@ -169,7 +169,7 @@ def _report(
 def _checked_device(device: str) -> str:
     device_type = device.partition(":")[0]
     if device_type not in USUAL:
-        raise UnsupportedError(f"There is no way to time {device!r}; give --device cpu or cuda.")
+        raise UnsupportedError(f"{device!r} cannot be timed; give --device cpu or cuda.")
     if device_type == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError(
             "No CUDA device here (`eventful doctor`); measure with --device cpu."
@@ -185,10 +185,10 @@ def _checked_presets(presets: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _fitting(setting: Setting, free_to_drop: tuple[str, ...]) -> Setting:
-    """Refuse what would not fit, before an hour is spent on it.
+    """Refuse settings whose state would not fit into memory.
 
     Args:
-        free_to_drop: presets that nobody asked for by name; left out if they do not fit.
+        free_to_drop: presets not named by the user; left out if they do not fit.
     """
     needed = state_needed(setting)
     if setting.device.startswith("cuda"):
@@ -216,7 +216,7 @@ def _measure(setting: Setting) -> list[Row]:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """A wrong result is no misuse of the command: it ends with 1, not with 2."""
+    """Exit with 1 on a wrong result; 2 is for wrong options."""
     try:
         yield
     except ParityError as error:

@@ -1,4 +1,4 @@
-"""`eventful data check`: what a folder of data has and what it lacks."""
+"""`eventful data check`: prints what a dataset has and what is missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLOURS = {"complete": "green", "partial": "yellow", "unusable": "red"}
 
 
 def run(path: Path, split: str | None, probe: int, as_json: bool) -> None:
-    """Print the report; exit with 1 where it says unusable."""
+    """Print the report; exit with 1 if the data is unusable."""
     with _progress() as watch:
         report = check(path, split, probe, watch)
     if as_json:

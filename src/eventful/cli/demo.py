@@ -1,4 +1,4 @@
-"""`eventful demo`: one model, dense and eventful side by side on a made-up clip."""
+"""`eventful demo`: one model, dense and eventful side by side on a synthetic clip."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _contenders(vit: nn.Module) -> list[Entry]:
 
 
 def _step(contenders: list[Entry], frame: Tensor) -> None:
-    """One frame through all, one after the other, so that they meet the same machine."""
+    """Run one frame through all contenders in turn, under the same conditions."""
     dense: Tensor | None = None
     for contender in contenders:
         began = time.perf_counter()

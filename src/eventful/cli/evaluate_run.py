@@ -1,4 +1,4 @@
-"""The work behind `eventful evaluate`: from options to an experiment, and its report as a table."""
+"""Runs `eventful evaluate`: builds an experiment from options and prints its report."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def experiment_from_options(
         alone = [Variant("Frame skipping", SKIP, model, size, **policy) for policy in policies]
         if not alike and not alone:
             raise ConfigError(
-                "--preset skip runs dense on some frames only: say at which cost, with --r or "
+                "--preset skip runs dense on some frames only: give its cost, with --r or "
                 "beside another preset."
             )
         variants += alike or alone
@@ -63,7 +63,7 @@ def experiment_from_options(
 
 
 def load_experiment(name: str, skip: bool) -> Experiment:
-    """A packaged experiment, with frame skipping beside its variants if asked for."""
+    """An experiment by name, on request with frame skipping for each variant."""
     made = experiments.load(name)
     if not skip:
         return made
@@ -133,7 +133,7 @@ def run(made: Experiment, chosen: Settings, as_json: bool) -> None:
         kept = "without --out nothing is kept"
         if chosen.out is not None:
             kept = (
-                f"{chosen.out} keeps the videos that are done, and the same command goes on there"
+                f"{chosen.out} keeps the videos that are done, and the same command resumes there"
             )
         print(f"Stopped: {kept}.", file=sys.stderr)
         raise SystemExit(130) from None
@@ -168,14 +168,14 @@ def only_variants(made: Experiment, model: str | None, size: int | None) -> Expe
     kept = [v for v in made.variants if model in (None, v.model) and size in (None, v.size)]
     if not kept:
         there = sorted({f"{v.model} at {v.size}" for v in made.variants})
-        raise ConfigError(f"{made.name} times {', '.join(there)}: nothing is left of it.")
+        raise ConfigError(f"{made.name} times only {', '.join(there)}; change --model or --size.")
     return replace(made, variants=tuple(kept))
 
 
 def run_runtime(made: Experiment, plan: Plan, out: Path | None, as_json: bool) -> None:
     """Time an experiment of kind `runtime`."""
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)  # or an hour could pass before it fails
+        out.mkdir(parents=True, exist_ok=True)  # fail now, not after an hour
     keep = (lambda report: report.write(out)) if out is not None else (lambda _: None)
     with _progress() as progress:
         report = measure_runtime(made, plan, progress, keep)
@@ -186,7 +186,7 @@ def run_runtime(made: Experiment, plan: Plan, out: Path | None, as_json: bool) -
 
 
 def show_experiments(as_json: bool) -> None:
-    """Print what comes with the package."""
+    """Print the experiments of the package."""
     loaded = [experiments.load(name) for name in experiments.names()]
     if as_json:
         rows = [
@@ -251,7 +251,7 @@ def _check_device(device: str, dtype: str) -> None:
     if device_type == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError("No CUDA device here (`eventful doctor`); use --device cpu.")
     if device_type == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise UnsupportedError(f"There is no {device}: {torch.cuda.device_count()} GPUs are here.")
+        raise UnsupportedError(f"There is no {device}; GPUs found: {torch.cuda.device_count()}.")
     if dtype not in tuple(Dtype):
         raise ConfigError(f"--dtype is one of {', '.join(Dtype)}: {dtype!r}.")
 

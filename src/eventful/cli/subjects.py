@@ -1,4 +1,4 @@
-"""Models as they are shown at work: a detector with its boxes, any other with its features."""
+"""Models that `eventful visualize` can show: a detector with boxes, others with features."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from eventful.video.scene import with_boxes
 
 
 class Subject(Protocol):
-    """A model that can be shown.
+    """A model that `eventful visualize` can show.
 
     Attributes:
         model: the module to convert.
-        shows: what its prediction is, in a word or two.
+        shows: short name of its prediction.
     """
 
     @property
@@ -144,7 +144,9 @@ class Features:
         if self._basis is None:
             mean = patches.mean(dim=0)
             found = torch.linalg.svd(patches - mean, full_matrices=False).Vh[:3]
-            directions = F.pad(found, (0, 0, 0, 3 - len(found)))  # two patches have but two
+            directions = F.pad(
+                found, (0, 0, 0, 3 - len(found))
+            )  # two patches have only two directions
             along = (patches - mean) @ directions.T
             low, high = along.quantile(0.02, dim=0), along.quantile(0.98, dim=0)
             self._basis = mean, directions, low, high
@@ -171,7 +173,7 @@ def subject(
     model = load_model(path, **({} if size is None else {"size": size}))
     if not isinstance(model, ViTDet):
         raise UnsupportedError(
-            f"{path} holds a {type(model).__name__}; frame by frame a whole ViTDet can be shown."
+            f"{path} holds a {type(model).__name__}; only a whole ViTDet can be shown."
         )
     return Detector(model.to(device), score)
 

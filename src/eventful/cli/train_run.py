@@ -1,4 +1,4 @@
-"""The work of `eventful train`: settings from options, a progress bar, and what came of it."""
+"""Runs `eventful train`: settings from options, a progress bar, and the final report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from eventful.paper.train.temporal import TemporalPlan, TemporalTuning, views_of
 
 
 def changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
-    """A published recipe with what was asked for instead."""
+    """A published recipe with the given values replaced."""
     return replace(recipe, **{name: value for name, value in changes.items() if value is not None})
 
 
@@ -103,7 +103,7 @@ def _on_problem(run: TrainingRun) -> OnProblem:
 
 
 def _noted(problems: OnProblem) -> list[str]:
-    """What was skipped, in words; nothing where the first problem would have stopped the run."""
+    """Messages of skipped problems; none if the first problem stops the run."""
     return [str(error) for error in problems.found] if isinstance(problems, Problems) else []
 
 

@@ -1,4 +1,4 @@
-"""`eventful visualize`: what can be typed. The work is imported when the command runs."""
+"""Options of `eventful visualize`. The work is in `visualize_run`, imported when it runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def visualize(
     ] = None,
     gate: Annotated[
         str | None,
-        typer.Option(help="Gate to look at, such as blocks.2.qkv; default: the paper's choice."),
+        typer.Option(help="Gate to show, such as blocks.2.qkv; default: the paper's choice."),
     ] = None,
     size: Annotated[
         int | None, typer.Option(min=1, help="Longer side of the frames in pixels.")
@@ -55,7 +55,7 @@ def visualize(
 ) -> None:
     """Show what is updated: predictions, error and mask as a video and as a contact sheet.
 
-    Also draws the operations of each frame, which follow a budget that changes on the way.
+    Also draws the operations of each frame, which follow a changing budget.
     """
     from eventful.cli import visualize_run as run
 

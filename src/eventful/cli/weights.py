@@ -10,7 +10,7 @@ from eventful.models.loading import convert_checkpoint, save
 
 
 def convert(source: Path, target: Path, key_format: str, partial: bool, as_json: bool) -> None:
-    """Write the renamed weights, and print what became of each key."""
+    """Write the renamed weights, and print how each key was used."""
     if target.suffix != ".safetensors":
         raise CheckpointError(f"{target} should end in .safetensors, which is what is written.")
     converted = convert_checkpoint(source, key_format, strict=not partial)

@@ -19,7 +19,7 @@ class KeyFormat:
 
     Attributes:
         model: what the tensors make up: `vitdet`, `vitdet-backbone` or `vivit`.
-        about: the files meant.
+        about: description of the files.
         rules: patterns of whole keys and their names here; the first that fits counts.
         unneeded: patterns of keys that are known and not used, with the reason.
         mark: pattern of a key that only this format has.
@@ -47,12 +47,12 @@ class KeyFormat:
 
 @dataclass(frozen=True)
 class KeyReport:
-    """What became of the keys of a file.
+    """How the keys of a file were used.
 
     Attributes:
         used: name in the file -> name here.
         unneeded: name in the file -> why it is known and not used.
-        unexpected: names in the file that nothing is known of.
+        unexpected: names in the file without a rule.
         missing: names here that nothing in the file fills.
         mismatched: name here -> the two shapes that differ.
     """
@@ -215,7 +215,7 @@ KEY_FORMATS: dict[str, KeyFormat] = {
         ((r"head\.linear2\.(weight|bias)", "the noun classifier; the paper predicts verbs"),),
     ),
 }
-# The paper's VID weights came out of detectron2; the number of box heads tells them apart.
+# The paper's VID weights came out of detectron2; they differ in the number of box heads.
 ALIASES = {"vid": "detectron2"}
 
 

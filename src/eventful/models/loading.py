@@ -1,4 +1,4 @@
-"""Published weights into this package's models, by way of files of its own."""
+"""Converts published weights to files of this package, and loads them into its models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEAD_DIM = 64  # of every published ViViT; its files do not state it
 
 @dataclass(frozen=True)
 class Converted:
-    """Weights under this package's names, the model they make up, and what became of the keys."""
+    """Weights under this package's names, with their model and a report on the keys."""
 
     model: str
     config: dict[str, Any]
@@ -65,7 +65,7 @@ def convert_checkpoint(
             expected = build(rules.model, config).state_dict()
     except (KeyError, IndexError, ValueError, ZeroDivisionError, RuntimeError) as error:
         raise CheckpointError(
-            "The model's sizes cannot be read off the file: a key they follow from is missing or "
+            "The model's sizes cannot be read from the file: a key they follow from is missing or "
             f"of another shape ({error}).\n{report}"
         ) from error
     if rules.model == "vitdet-backbone":
@@ -79,7 +79,7 @@ def convert_checkpoint(
 def save(converted: Converted, path: str | Path) -> None:
     """Write safetensors that `load_model` reads, whole or not at all.
 
-    They also say which model they are for.
+    The file also names its model and configuration.
     """
     from safetensors.torch import save_file
 
@@ -111,18 +111,18 @@ def load_model(path: str | Path, **overrides: Any) -> nn.Module:
 
 
 def _about(path: str | Path) -> dict[str, Any]:
-    """What a file that `save` wrote says of its model."""
+    """Model name and configuration in a file that `save` wrote."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(path), framework="pt") as file:
             written = (file.metadata() or {}).get("eventful", "null")
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is no readable safetensors file ({error}).") from error
+        raise CheckpointError(f"{path} is not a readable safetensors file ({error}).") from error
     about = json.loads(written)
     if about is None:
         raise CheckpointError(
-            f"{path} does not say which model it is for. Make it with `eventful weights convert`, "
+            f"{path} does not name its model. Make it with `eventful weights convert`, "
             "or build the model yourself and call load_weights."
         )
     return dict(about)
@@ -197,7 +197,7 @@ def _renamed(
 def _fitted(
     expected: Mapping[str, Tensor], state: dict[str, Tensor], report: KeyReport
 ) -> tuple[dict[str, Tensor], KeyReport]:
-    """Drop what the model has no place for, and say so."""
+    """Drop tensors that the model does not have, and report them."""
     source = {here: key for key, here in report.used.items()}
     unexpected = [key for key in state if key not in expected]
     mismatched = {
@@ -243,7 +243,7 @@ def _backbone_config(state: Mapping[str, Tensor]) -> dict[str, Any]:
     }
     if not tables:
         raise CheckpointError(
-            "The file has no relative position tables, and without them it does not tell which "
+            "The file has no relative position tables, and without them it is unknown which "
             "blocks attend in windows. Build the model yourself, ViTDetBackbone(BackboneConfig(...,"
             " relative=False)), and call load_weights on it with the format's name."
         )

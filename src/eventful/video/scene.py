@@ -28,7 +28,7 @@ class UpdateStep:
 
     Attributes:
         view: the frame and what the chosen gate did.
-        prediction: (3, H, W) in [0, 1], what the model made of the frame.
+        prediction: (3, H, W) in [0, 1], the model's prediction as a picture.
         updated: tokens the gate let through.
         flush: everything was computed.
         budget: the budget in force, in words; '' for none.
@@ -87,7 +87,7 @@ def scene(
         steps: of the whole video, for the strip of costs.
         brightest: the error that is shown lightest.
         width: of each of the three panels, in pixels.
-        prediction: what the first panel shows, in a word or two.
+        prediction: caption of the first panel.
     """
     step = steps[current]
     panels = [
@@ -117,7 +117,7 @@ def _caption(step: UpdateStep) -> str:
 def _strip(
     draw: Any, steps: Sequence[UpdateStep], current: int, box: tuple[int, int, int, int]
 ) -> None:
-    """Operations of each frame so far as bars, the rest to come as their ground."""
+    """Operations of each frame as bars; frames still to come in a darker colour."""
     left, top, right, bottom = box
     top += 20
     highest = max(max(step.macs, step.dense_macs) for step in steps)

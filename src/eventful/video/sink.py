@@ -1,4 +1,4 @@
-"""Frames into a video file."""
+"""Writes frames to a video file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class VideoSink:
         self._container.close()
 
     def write(self, picture: Tensor) -> None:
-        """Add a picture (3, H, W) in [0, 1]; an odd side is repeated by a pixel, as H.264 asks."""
+        """Add a picture (3, H, W) in [0, 1]; an odd side gets a pixel more, as H.264 requires."""
         if picture.dim() != 3 or picture.shape[0] != 3:
             raise FrameError(f"A picture is (3, height, width), got {tuple(picture.shape)}.")
         padding = (0, picture.shape[2] % 2, 0, picture.shape[1] % 2)

@@ -1,4 +1,4 @@
-"""Frames into the model and boxes out of it: resize, pad to a square, and back."""
+"""Prepares frames (resize, pad to a square) and maps boxes back to the original frame."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ class Target:
     Attributes:
         boxes: (n, 4).
         labels: (n,) class, from 0.
-        ignored: (k, 4) where what is found is neither right nor wrong: crowds, objects nobody
-            marked with certainty.
+        ignored: (k, 4) regions where detections count as neither right nor wrong: crowds, objects
+            without certain annotation.
     """
 
     boxes: Tensor

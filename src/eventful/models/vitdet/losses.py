@@ -1,4 +1,4 @@
-"""What the heads are trained with: sampled candidates, and the losses on them."""
+"""Losses of the heads, on sampled candidates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BoxLoss = Literal["l1", "giou"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How many candidates of an image are trained on, and how they are told apart.
+    """How many candidates of an image are trained on, and how they are labelled.
 
     Attributes:
         count: candidates of one image.
@@ -89,12 +89,12 @@ def rpn_losses(
 
 @dataclass(frozen=True)
 class Sampled:
-    """Candidates of one image with what they should be told to be.
+    """Candidates of one image with their training targets.
 
     Attributes:
         boxes: (n, 4).
         labels: (n,) class; the number of classes is background.
-        goals: (n, 4) the objects they belong to; anything for background.
+        goals: (n, 4) boxes of their objects; undefined for background.
     """
 
     boxes: Tensor

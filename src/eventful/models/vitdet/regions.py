@@ -67,7 +67,7 @@ def grouped_nms(boxes: Tensor, scores: Tensor, groups: Tensor, threshold: float)
 
 
 def _moved_apart(boxes: Tensor, groups: Tensor) -> Tensor:
-    """Boxes shifted so that those of different groups never meet.
+    """Boxes shifted so that those of different groups never overlap.
 
     In double precision: far from the origin single precision would move the corners.
     """
@@ -91,7 +91,7 @@ def roi_align(features: Tensor, boxes: Tensor, images: Tensor, output: int, scal
     """
     ops = compiled_ops()
     if ops is not None:
-        # In single precision whatever the features are: half of it cannot tell pixels apart.
+        # Coordinates in single precision: half precision cannot resolve pixels.
         rois = torch.cat([images[:, None].float(), boxes.float()], dim=1)
         pooled: Tensor = ops.roi_align(features.float(), rois, output, scale, 0, True)
         return pooled.to(features.dtype)

@@ -1,4 +1,4 @@
-"""The region proposal network: where objects may be, whatever they are."""
+"""The region proposal network: class-independent object candidates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STRIDES = (4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Predictions:
-    """What the network says of every anchor, by level.
+    """Predictions for every anchor, by level.
 
     Attributes:
         anchors: (n, 4) each.

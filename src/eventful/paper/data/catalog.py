@@ -29,7 +29,7 @@ class DatasetFormat:
         recognises: Whether a folder has this format, judged by file names or a first line.
         splits: The splits a folder has; the first is the one to evaluate on.
         parts: Its files and folders by name, and whether they are there.
-        form: One line that shows it.
+        form: The arrangement of its files, in one line.
     """
 
     name: str
@@ -102,7 +102,7 @@ def recognise(path: Path) -> DatasetFormat | None:
 def no_split(
     path: Path, split: str | None, found: DatasetFormat, there: tuple[str, ...]
 ) -> MissingFileError:
-    """The error for a split that a dataset does not have; None for any at all."""
+    """The error for a split that a dataset does not have; None if it has none."""
     wanted = "no split" if split is None else f"no split {split!r}"
     return MissingFileError(f"{path} ({found.name}) has {wanted}; it has {list(there) or 'none'}")
 
@@ -120,13 +120,13 @@ def open_dataset(
     Args:
         path: Its folder, or a COCO-style JSON file.
         split: Name of the split; None for the one to evaluate on.
-        format: Name of the format; None to find out.
+        format: Name of the format; None to detect it.
         on_problem: What to do with a malformed row or a missing file: raise it (the default), or
-            note it and go on without (a `Problems`).
+            collect it and continue without (a `Problems`).
         layout: Old name of `format`.
 
     Raises:
-        MissingFileError: There is nothing there that can be read, or not that split.
+        MissingFileError: No known format is there, or not that split.
     """
     path, format = Path(path), format or layout
     if format is not None and format not in FORMATS:

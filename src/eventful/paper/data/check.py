@@ -1,4 +1,4 @@
-"""What a folder of data has and what it lacks."""
+"""Checks a dataset on disk: what is there, what is missing or malformed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eventful.video.source import ImageFiles
 Verdict = Literal["complete", "partial", "unusable"]
 Watcher = Callable[[str, int, int], None]
 
-PROBED = 32  # videos a check decodes two frames of, unless told otherwise
+PROBED = 32  # default number of videos of which two frames are decoded
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ def check(
     """Read every annotation, look for every file, decode a sample.
 
     Args:
-        split: Look at this one alone.
+        split: Check this one alone.
         probe: Videos per split to decode the first and last frame of, evenly spread; -1 for all.
-        watch: Told the split, how many of its videos are done, and how many it has.
+        watch: Called with the split, its videos done and its number of videos.
     """
     path = Path(path)
     if not path.exists():
@@ -129,7 +129,7 @@ def _split(found: DatasetFormat, path: Path, split: str, probe: int, watch: Watc
     probed = _sample(len(videos), probe)
     for index, video in enumerate(videos):
         labels += _labels(video, problems)
-        _look(video, problems)
+        _find_files(video, problems)
         if index in probed:
             _decode(video, problems)
         watch(split, index + 1, len(videos))
@@ -159,8 +159,8 @@ def _labels(video: Video, problems: Problems) -> Iterator[int]:
             problems(error)
 
 
-def _look(video: Video, problems: Problems) -> None:
-    """Note image files that are not there."""
+def _find_files(video: Video, problems: Problems) -> None:
+    """Report missing image files."""
     if isinstance(video.frames, ImageFiles):
         for path in video.frames.missing():
             problems(missing(path, f"a frame of {video.name}"))
@@ -174,7 +174,7 @@ def _decode(video: Video, problems: Problems) -> None:
     except DamagedMediaError as error:
         problems(error)
     except MissingFileError:
-        pass  # noted when its file was looked for
+        pass  # already reported by `_find_files`
 
 
 def _sample(videos: int, count: int) -> set[int]:

@@ -49,7 +49,7 @@ def open_epic(
 
     Args:
         path: The folder of the tables (or of `annotations/` with them) and of the videos.
-        fps: Rate the segments are handed out at, whatever the camera's.
+        fps: Rate the segments are resampled to.
     """
     videos: dict[str, Video] = {}
     for row in rows(_table(path, split), COLUMNS, on_problem):

@@ -59,7 +59,7 @@ VAL, TRAIN, DET = "val", "train", "det_train"
 
 @dataclass(frozen=True)
 class XmlBoxes:
-    """Boxes from one XML file per frame, read when asked.
+    """Boxes from one XML file per frame, read on access.
 
     Args:
         folder: Where the files lie.

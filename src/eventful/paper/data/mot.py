@@ -16,18 +16,18 @@ from eventful.video.source import ImageFiles
 ALL = "all"  # the split of a folder that holds sequences itself
 GROUND_TRUTH = "gt/gt.txt"
 PEDESTRIAN = 1
-# MOT16 and later: people the benchmark neither asks for nor counts as wrong.
+# MOT16 and later: categories of people that the benchmark ignores.
 UNCLEAR = {2: "person on vehicle", 7: "static person", 8: "distractor", 12: "reflection"}
 
 
 @dataclass(frozen=True)
 class SequenceInfo:
-    """What `seqinfo.ini` says of the frames."""
+    """The content of `seqinfo.ini`."""
 
     folder: str
     extension: str
     length: int
-    rate: float | None = None  # frames a second, where it says
+    rate: float | None = None  # frames per second; None if not stated
 
 
 def splits(path: Path) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table, with where it stands."""
+    """One row of a table, with its file and line number."""
 
     path: Path
     line: int
@@ -40,7 +40,7 @@ class Row:
         return self._parsed(column, parse, f"a whole number {bounds}")
 
     def seconds(self, column: str) -> float:
-        """A time written HH:MM:SS.ss, or as plain seconds."""
+        """A time written HH:MM:SS.ss, or in seconds."""
         return self._parsed(column, _seconds, "a time as HH:MM:SS.ss or in seconds")
 
     def refuse(self, column: str, expected: str) -> MalformedDataError:

@@ -1,6 +1,6 @@
-"""Action recognition: what a ViViT makes of a video's views under one variant, and how good it is.
+"""Action recognition: runs a ViViT on the views of a video under one variant, and scores it.
 
-Each view is a video of its own to the spatial model, which is reset ahead of it.
+The spatial model treats each view as a video of its own and is reset before it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def view_plan(
 
 
 def score(results: Iterable[VideoResult]) -> dict[str, Any]:
-    """Top-1 and top-5 in percent, and the mean cost of a video; there must be one."""
+    """Top-1 and top-5 in percent, and the mean cost of a video; needs at least one result."""
     scores, labels = [], []
     macs = dense = 0
     for result in results:

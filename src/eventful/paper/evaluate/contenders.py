@@ -1,4 +1,4 @@
-"""The contender that a variant describes, and what a dense step costs."""
+"""Builds the contender that a variant describes, and counts dense steps."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def _dense(model: nn.Module, size: int, views: int | None, pool: int = 1) -> Den
 
 
 def dense_macs(model: nn.Module, size: int, pool: int = 1) -> int:
-    """Operations of one step of the model as it is, or with its keys pooled."""
+    """Operations of one dense step, with keys pooled where `pool` is above 1."""
     return count_backbone(block_shapes(model, size, Config.tokenwise(pool=pool))).total

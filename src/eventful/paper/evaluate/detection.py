@@ -1,4 +1,4 @@
-"""Detection: what a detector finds in a video under one variant, and how good that is."""
+"""Detection: runs a ViTDet on a video under one variant, and scores its detections."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class DetectionJob:
     """Run a ViTDet over a video.
 
     Attributes:
-        frames: at most so many of each video; None for all.
-        padding: also note which of the selected tokens are padding.
+        frames: limit for each video; None for all.
+        padding: also count which of the selected tokens are padding.
     """
 
     weights: Weights
@@ -69,7 +69,7 @@ class DetectionJob:
 
 
 class _Frames:
-    """What is kept of every frame: detections, truth, cost."""
+    """Detections, truth and cost of every frame of a video."""
 
     def __init__(self) -> None:
         self.found: list[Detections] = []
@@ -124,7 +124,7 @@ def score(results: Iterable[VideoResult], classes: Sequence[str]) -> dict[str, A
 
 
 def _percent(value: float) -> float | None:
-    """None where there was nothing to find."""
+    """None if there was nothing to detect."""
     return None if math.isnan(value) else 100 * value
 
 

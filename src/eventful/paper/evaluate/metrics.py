@@ -37,7 +37,7 @@ class DetectionScore:
         metric: `"coco_map50"` or `"fgfa_map50"`.
         value: Mean over the classes that occur, in [0, 1]; NaN where none does.
         per_class: By name; None for a class that does not occur.
-        backend: Whose code computed it.
+        backend: The library that computed it.
     """
 
     metric: str
@@ -116,8 +116,8 @@ def average_views(logits: Tensor) -> Tensor:
 def top_k(scores: Tensor, labels: Tensor) -> RecognitionScore:
     """Top-1 and top-5 of videos.
 
-    A label as high as another ranks below it, so that a model which says the same of every class
-    is not taken for a good one.
+    A label whose score ties with others ranks below them, so that a model with equal scores for all
+    classes does not count as correct.
 
     Args:
         scores: One row per video, views already averaged, (V, C).
@@ -125,14 +125,14 @@ def top_k(scores: Tensor, labels: Tensor) -> RecognitionScore:
     """
     if scores.ndim != 2 or labels.shape != scores.shape[:1]:
         raise ConfigError(
-            f"top-k needs scores (videos, classes) and one label a video, not "
+            f"top-k needs scores (videos, classes) and one label per video, not "
             f"{tuple(scores.shape)} and {tuple(labels.shape)}"
         )
     if len(labels) == 0:
         return RecognitionScore(float("nan"), float("nan"), 0)
     own = scores.gather(1, labels[:, None])
     if not torch.isfinite(scores).all():
-        raise ConfigError("scores hold NaN or Inf: look at the model that made them")
+        raise ConfigError("scores hold NaN or Inf: check the model that made them")
     above = (scores >= own).sum(1) - 1  # classes that rank before the label
     top1, top5 = ((above < k).double().mean().item() for k in (1, 5))
     return RecognitionScore(top1, top5, len(labels))
@@ -164,7 +164,7 @@ def _arrays(
             np.array([b.ignore for b in boxes], bool),
         )
         if not (np.isfinite(frame.boxes).all() and np.isfinite(frame.scores).all()):
-            raise ConfigError("detections hold NaN or Inf: look at the model that made them")
+            raise ConfigError("detections hold NaN or Inf: check the model that made them")
         if not (
             np.isfinite(frame.truths).all() and (frame.truths[:, 2:] >= frame.truths[:, :2]).all()
         ):

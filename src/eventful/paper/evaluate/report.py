@@ -1,4 +1,4 @@
-"""What an evaluation found: rows beside the published numbers, as JSON, CSV and a figure."""
+"""The report of an evaluation: measured and published numbers as JSON, CSV and a figure."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Row:
         dense_operations: of the model as it is, without pooling.
         share: of the frames computed, when skipping.
         ms: milliseconds of the transformer, per frame after the first (ViTDet) or per video.
-        total_ms: the same with all that follows it.
+        total_ms: the same for the whole model.
         first_ms: of a video's first frame, which is a flush.
-        first_total_ms: the same with all that follows.
+        first_total_ms: the same for the whole model.
         speedup: of the transformer, against the fastest dense path in the same run.
-        total_speedup: the same with all that follows.
+        total_speedup: the same for the whole model.
         base_speedup: of the transformer, against the model as the paper ran it.
         videos: that were used; those damaged or missing are not.
         skipped_videos: that could not be used.
@@ -84,7 +84,7 @@ class Row:
 
     @property
     def saving(self) -> float | None:
-        """How many times fewer operations than the model as it is."""
+        """Dense operations divided by the variant's."""
         if not self.operations or not self.dense_operations:
             return None
         return self.dense_operations / self.operations
@@ -98,7 +98,7 @@ class Report:
         left_out: variants that could not be run, and why.
         problems: videos that could not be read, and why.
         statistics: numbers about the whole set, such as its padding.
-        detail: per variant, what the metrics say beside their value.
+        detail: per variant, further values of the metrics.
     """
 
     experiment: Experiment
@@ -142,7 +142,7 @@ class Report:
         return written
 
     def csv(self) -> str:
-        """The rows, with where they come from."""
+        """The rows with their origin: device, versions and commit."""
         text = io.StringIO()
         columns = [f.name for f in fields(Row)]
         writer = csv.DictWriter(text, [*columns, *self.origin], lineterminator="\n")

@@ -1,7 +1,7 @@
-"""Results of a run on disk, video by video, so that a run that was stopped can go on.
+"""Results of a run on disk, one file per video, so that an interrupted run can be resumed.
 
-A run is a folder: `run.json` says what it computes, `videos/<variant>/` holds one file per video,
-written whole or not at all. A folder is continued only by a run that would compute the same.
+A run is a folder: `run.json` holds its settings, `videos/<variant>/` one file per video, written
+whole or not at all. Only a run with the same settings can resume a folder.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _SHOWN = 4  # differences to name
 
 @dataclass(frozen=True)
 class VideoResult:
-    """What a variant made of one video.
+    """The result of one video under one variant.
 
     Attributes:
         tensors: whatever the task keeps, by name.
-        facts: numbers and words beside them.
+        facts: further values for JSON.
     """
 
     tensors: dict[str, Tensor]
@@ -41,17 +41,17 @@ class VideoResult:
 
 @dataclass(frozen=True)
 class RunStore:
-    """The folder of a run; holds no open file, so it may go to another process."""
+    """The folder of a run; holds no open file, so it can be pickled."""
 
     folder: Path
 
     @classmethod
     def open(cls, folder: str | Path, settings: Mapping[str, Any], *, resume: bool) -> RunStore:
-        """Start a run in a folder, or go on with the one that is there.
+        """Start a run in a folder, or resume the one that is there.
 
         Args:
             settings: everything the results depend on, as values for JSON.
-            resume: go on; otherwise what an earlier run left is deleted.
+            resume: keep existing results; otherwise they are deleted.
 
         Raises:
             RunError: the folder holds a run with other settings, or something else, or cannot be
@@ -65,8 +65,8 @@ class RunStore:
         if known is None:
             if (store.folder / VIDEOS).exists():
                 raise RunError(
-                    f"{store.folder} has {VIDEOS}/ and no {ABOUT}, so it is no run of ours. Give "
-                    "another folder with --out."
+                    f"{store.folder} has {VIDEOS}/ and no {ABOUT}, so it is not a run's folder. "
+                    "Give another folder with --out."
                 )
             try:
                 files.write_json(store.folder / ABOUT, about, indent=2, durable=True)
@@ -85,7 +85,7 @@ class RunStore:
         return self.folder / VIDEOS / variant / f"{index:06d}-{safe}.safetensors"
 
     def has(self, variant: str, index: int, name: str) -> bool:
-        """Whether a video is done, and its file in order."""
+        """Whether a video is done and its file can be read."""
         path = self.path(variant, index, name)
         if not path.is_file():
             return False
@@ -93,7 +93,7 @@ class RunStore:
             with safe_open(str(path), framework="pt"):
                 return True
         except (SafetensorError, OSError):
-            return False  # a disk that lost what it had confirmed: compute it again
+            return False  # damaged, e.g. by a full disk: compute it again
 
     def save(self, variant: str, index: int, name: str, result: VideoResult) -> None:
         """Write the result of one video."""
@@ -121,7 +121,7 @@ class RunStore:
             known: dict[str, Any] = json.loads(path.read_text())
         except (json.JSONDecodeError, UnicodeDecodeError):
             raise RunError(
-                f"{path} is not what a run writes there; use --no-resume to start over, or another "
+                f"{path} is not a valid file of a run; use --no-resume to start over, or another "
                 "folder with --out."
             ) from None
         return known
@@ -147,7 +147,7 @@ def _refusal(folder: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]) 
 
 
 def _differences(name: str, known: Any, wanted: Any) -> Iterator[str]:
-    """What is not the same, each in a line."""
+    """The differing settings, one line each."""
     where = name.removeprefix("settings.")
     if isinstance(known, dict) and isinstance(wanted, dict):
         for there, keys in (("now", wanted.keys() - known), ("there", known.keys() - wanted)):

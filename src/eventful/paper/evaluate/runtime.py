@@ -1,9 +1,9 @@
 """Times of the paper's systems (Table 2), every variant in turn on the same frames.
 
-ViTDet is timed a frame, its backbone and the whole detector; ViViT a video, its spatial model and
-all of it, with the views of the video stepped together. Time depends on shapes, so a made-up clip
-serves, and random weights where none are given. Beside the variants runs the fastest dense path
-this device offers, which is what a user would otherwise pick.
+ViTDet is timed per frame, backbone and whole detector; ViViT per video, spatial model and whole
+model, with the views of the video stepped together. Time depends on shapes, so a synthetic clip is
+used, and random weights if none are given. The fastest dense path of the device is timed as well,
+because a user would choose it otherwise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from eventful.paper.evaluate.report import Report, Row
 from eventful.paper.evaluate.variants import BASE, DENSE, SKIP, Variant
 from eventful.video.synthetic import moving_objects
 
-WARM = {"cpu": 2, "cuda": 5}  # steps of every contender before any is timed; recording takes four
+WARM = {
+    "cpu": 2,
+    "cuda": 5,
+}  # steps of every contender before any is timed; capturing a CUDA graph takes four
 ROUNDS = {"cpu": 1, "cuda": 5}  # timed flushes of a detector, timed videos of a recogniser
 USUAL_FRAMES = {"cpu": 6, "cuda": 30}
 
@@ -70,7 +73,7 @@ class Plan:
 
     @property
     def rounds(self) -> int:
-        """How often what comes once in a video is timed."""
+        """How often the first frame of a video is timed."""
         return ROUNDS[self.device_type]
 
     def place(self, model: nn.Module) -> nn.Module:
@@ -78,11 +81,11 @@ class Plan:
         return model.to(self.device, getattr(torch, self.dtype))
 
     def put(self, pixels: Tensor) -> Tensor:
-        """Pixels from 0 to 1, as the models want them."""
+        """Pixels from 0 to 1, normalised, on the device."""
         return ((pixels - 0.45) / 0.225).to(self.device, getattr(torch, self.dtype))
 
     def dense_spec(self, model: nn.Module, example: Tensor) -> DenseSpec:
-        """Where dense paths of a model are built."""
+        """What `dense_paths` needs to build the dense paths of a model."""
         return DenseSpec(model, example, self.compiled, self.compile_mode)
 
 
@@ -102,7 +105,7 @@ class Entry(Measured):
     macs: list[int] = field(default_factory=list)
 
     def clear(self) -> None:
-        """Drop what was timed so far."""
+        """Discard the measurements so far."""
         for values in (self.ms, self.total, self.first, self.macs):
             values.clear()
 
@@ -129,7 +132,7 @@ def measure_runtime(
     """Time every variant; those of one model and size take turns.
 
     Args:
-        keep: given the report so far after each model and size, which may take many minutes.
+        keep: called with the report so far after each model and size.
     """
     settings = {
         "device": plan.device,
@@ -179,7 +182,9 @@ def _time_detector(variants: Sequence[Variant], size: int | None, run: _Run) -> 
         progress.advance(1)
         return spent, spent + rest
 
-    for entry in entries:  # each alone, so that what it captures or compiles is its own
+    for entry in (
+        entries
+    ):  # one after the other, so that graphs and compiled code are counted to the right one
         for t in range(warm):
             entry.run(clip[t % len(clip)])
             progress.advance(1)
@@ -235,7 +240,9 @@ def _time_recogniser(variants: Sequence[Variant], size: int | None, run: _Run) -
         entry.first.append((timings[0], timings[0]))
         progress.advance(len(parts))
 
-    for entry in entries:  # each alone, so that what it captures or compiles is its own
+    for entry in (
+        entries
+    ):  # one after the other, so that graphs and compiled code are counted to the right one
         video(entry)
         entry.clear()
     for turn in range(plan.rounds):
@@ -258,7 +265,7 @@ def _rows(
 
 
 def _fastest_dense(like: Variant, model: nn.Module, example: Tensor, macs: int, run: _Run) -> Entry:
-    """The dense path that won its trial, under a name that says which."""
+    """The dense path with the shortest trial time, named in the label."""
     paths = dense_paths(run.plan.dense_spec(model, example))
     best = min(paths.trial_ms, key=lambda name: paths.trial_ms[name])
     variant = Variant(f"Base model, {best}", DENSE, like.model, like.size)
@@ -269,7 +276,7 @@ def _fastest_dense(like: Variant, model: nn.Module, example: Tensor, macs: int, 
 
 @torch.no_grad()
 def _objects(model: ViTDet, features: Tensor, size: int) -> Any:
-    """What follows the backbone."""
+    """The layers after the backbone."""
     maps, sizes = model.pyramid(features), [(size, size)] * len(features)
     return model.heads(maps, model.rpn.propose(model.rpn(maps), sizes), sizes)
 

@@ -14,7 +14,7 @@ from eventful.policies import Always, Policy, Threshold, TopFraction, TopR
 DENSE, SKIP = "dense", "skip"
 RUN_PRESETS = (DENSE, *PRESETS, SKIP)
 BASE = "base"
-_OWN_POLICY = ("fast", "exact")  # presets that choose a threshold by themselves
+_OWN_POLICY = ("fast", "exact")  # presets with a default policy
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Variant:
         fraction: share of the tokens to update.
         h: threshold on the error.
         share: of a `skip`, the share of the frames it computes.
-        like: of a `skip`, the key of the variant whose measured cost it is to have.
+        like: of a `skip`, the key of the variant whose measured cost it matches.
         weights: which of the given weights, where an experiment needs several.
         tuned_r: r the weights were tuned at.
         options: further settings of `Config`; of a `dense`, only `pool`.
@@ -91,7 +91,7 @@ class Variant:
 
     @property
     def budget(self) -> str:
-        """The policy in a few letters; '' for none."""
+        """The policy as a short text; '' for none."""
         if self.r is not None:
             return f"r{self.r}"
         if self.fraction is not None:
@@ -104,7 +104,7 @@ class Variant:
         return int(self.options.get("pool", 1))
 
     def policy(self) -> Policy | None:
-        """The selection policy; None where the preset brings its own."""
+        """The selection policy; None for the preset's default."""
         if self.r is not None:
             return TopR(self.r)
         if self.fraction is not None:
@@ -112,7 +112,7 @@ class Variant:
         return None if self.h is None else Threshold(self.h)
 
     def config(self) -> Config | None:
-        """The update rule; None where the model runs as it is."""
+        """The update rule; None for the unchanged dense model."""
         if self.preset in (DENSE, SKIP):
             if set(self.options) - {"pool"}:
                 raise ConfigError(f"{self.preset} takes no option but pool: {dict(self.options)}.")
@@ -123,7 +123,7 @@ class Variant:
                 f"{self.preset} needs to know how many tokens to update: give r (a number, or a "
                 "percentage of the tokens) or a threshold h."
             )
-        options = {"fallback": False, **self.options}  # a result must not hang on measured times
+        options = {"fallback": False, **self.options}  # results must not depend on measured times
         try:
             return Config.preset(self.preset, policy, **options)
         except TypeError as error:

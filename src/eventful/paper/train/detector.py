@@ -80,7 +80,7 @@ class DetectorPlan:
             raise ConfigError(f"heads is 'same' or 'faster', not {self.heads!r}.")
 
     def to_dict(self) -> dict[str, Any]:
-        """As values for JSON; without the place of the data, which may move."""
+        """As values for JSON; without the path of the data, which may change."""
         return {key: value for key, value in asdict(self).items() if key != "data"}
 
 
@@ -106,8 +106,8 @@ def start_from(
 ) -> tuple[ViTDet, KeyReport]:
     """The detector of a file with heads for `classes` classes.
 
-    Layers of another number of classes start anew; the report says which. A mask head would have to
-    as well, and there is no loss to teach it: then the detector does without.
+    Layers with another number of classes are initialised randomly; the report names them. A mask
+    head would need that as well, but has no loss to train it, so it is removed.
     """
     overrides: dict[str, Any] = {"drop_path": drop_path}
     known = load_model(weights, **overrides, **({} if size is None else {"size": size}))
@@ -139,7 +139,7 @@ def faster_rcnn(config: ViTDetConfig) -> ViTDetConfig:
 def parameter_groups(model: ViTDet, layer_decay: float) -> list[dict[str, Any]]:
     """Parameters to train by their depth, with the share of the learning rate of each.
 
-    The embedding is layer 0, block i layer i + 1, and all behind the backbone the last.
+    The embedding is layer 0, block i is layer i + 1, and everything after the backbone is the last.
     """
     last = len(model.backbone.blocks) + 1
     layers: dict[int, list[nn.Parameter]] = {}
@@ -160,7 +160,7 @@ def _layer(name: str, last: int) -> int:
 
 
 def freeze(model: ViTDet, what: Frozen) -> None:
-    """Take parameters out of training; the mask head, which has no loss, always."""
+    """Freeze parameters; the mask head, which has no loss, is always frozen."""
     if model.heads.mask is not None:
         model.heads.mask.requires_grad_(False)
     if what == "backbone":
@@ -168,7 +168,7 @@ def freeze(model: ViTDet, what: Frozen) -> None:
 
 
 def training_frames(plan: DetectorPlan, on_problem: OnProblem = stop) -> tuple[VideoSet, list[Any]]:
-    """The training split, and the frames chosen of it and of the further splits."""
+    """The training split, and the frames selected from it and from the further splits."""
     videos = open_dataset(plan.data, plan.split, on_problem=on_problem)
     if videos.task != "detection":
         raise ConfigError(f"{plan.data} is {videos.format}, which has no boxes to train on.")
@@ -192,9 +192,9 @@ def train_detector(
     on_problem: OnProblem = stop,
     on_step: Callable[[StepProgress], None] = lambda _: None,
 ) -> ViTDet:
-    """Fine-tune, and write `model.safetensors` into the folder; goes on where it was stopped."""
+    """Fine-tune, and write `model.safetensors` into the folder; resumes an interrupted run."""
     videos, frames = training_frames(plan, on_problem)
-    torch.manual_seed(recipe.seed)  # the layers that start anew
+    torch.manual_seed(recipe.seed)  # for the layers initialised randomly
     model, report = start_from(
         weights,
         len(videos.classes),
@@ -242,9 +242,9 @@ def _validation(
 def score_dense(
     model: ViTDet, videos: VideoSet, processes: Processes, limit: int | None = None
 ) -> dict[str, float]:
-    """mAP50 of the dense model on frames of each video, shared out among the processes.
+    """mAP50 of the dense model on frames of each video, divided among the processes.
 
-    A look while training; `eventful evaluate` is the way to the numbers of a paper.
+    For monitoring; use `eventful evaluate` for numbers to publish.
     """
     frames = spread_frames(videos, limit)
     mine: list[tuple[int, Detections, Sequence[Box]]] = []

@@ -1,4 +1,4 @@
-"""Frames to train a detector on: which of a dataset, and how one becomes pixels and a target."""
+"""Frames to train a detector on: selection, augmentation, pixels and targets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from eventful.paper.train.samples import chance
 
 @dataclass(frozen=True)
 class Augment:
-    """What may happen to a frame in training.
+    """Augmentation of training frames.
 
     Attributes:
         flip: probability of mirroring it.
@@ -65,8 +65,8 @@ class FrameExamples:
     Args:
         frames: (video, position) of each.
         short: length of a frame's short edge, as in `eventful.models.vitdet.prepare`.
-        on_problem: told of a frame that cannot be read. If it does not raise, the next frame of
-            the list takes its place.
+        on_problem: called for a frame that cannot be read. If it does not raise, the next frame
+            of the list is used instead.
     """
 
     def __init__(

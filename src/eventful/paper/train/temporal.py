@@ -40,7 +40,7 @@ class TemporalPlan:
         cache: folder for the vectors of the spatial model.
         r: tokens updated per step; None keeps the spatial model dense.
         preset: the update rule.
-        train_views: views of a training video, of which every epoch takes one by chance.
+        train_views: views of a training video, of which every epoch draws one.
         val_views: views of a validation video, averaged.
         budgets: shares of `r` to score at when trained.
     """
@@ -70,7 +70,7 @@ class TemporalPlan:
 
 
 class TemporalObjective(nn.Module):
-    """The part of ViViT that learns, with its loss as the forward pass."""
+    """The trained part of ViViT; its forward pass returns the loss."""
 
     def __init__(self, model: ViViT, dropout: float) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class TemporalObjective(nn.Module):
 
 
 class VectorExamples:
-    """Cached videos; every epoch takes one view of each, by chance."""
+    """Cached videos; every epoch draws one view of each."""
 
     def __init__(self, cached: Sequence[Cached], views: int, seed: int) -> None:
         self.cached, self.views, self.seed, self.epoch = cached, views, seed, 0
@@ -133,7 +133,7 @@ def score_vectors(
 
 @dataclass(frozen=True)
 class TemporalResult:
-    """A tuned model and how good it is at each budget.
+    """A tuned model and its scores at each budget.
 
     Attributes:
         scores: for each share of r: r, and top-1 and top-5; before and after tuning.
@@ -184,7 +184,7 @@ class TemporalTuning:
     def _open(self, split: str, on_problem: OnProblem) -> VideoSet:
         videos = open_dataset(self.plan.data, split, on_problem=on_problem)
         if videos.task != "action":
-            raise ConfigError(f"{self.plan.data} is {videos.format}, which names no actions.")
+            raise ConfigError(f"{self.plan.data} is {videos.format}, which has no action labels.")
         if len(videos.classes) > self.model.config.classes:
             raise ConfigError(
                 f"{videos.format} has {len(videos.classes)} classes, the model "
@@ -214,7 +214,7 @@ class TemporalTuning:
         options: LoopOptions | None = None,
         on_step: Callable[[StepProgress], None] = lambda _: None,
     ) -> TemporalResult:
-        """Train, score, and write `model.safetensors` and `scores.json`; goes on if stopped."""
+        """Train or resume, score, and write `model.safetensors` and `scores.json`."""
         plan, processes = self.plan, self.processes
         train = self.vectors(self.train_videos, plan.train_views)
         val = self.vectors(self.val_videos, plan.val_views)

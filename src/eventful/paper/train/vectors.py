@@ -1,7 +1,7 @@
 """The frozen spatial model's outputs on disk: one file per video, one tensor per view.
 
-The spatial model does not learn, so what it makes of a view is computed once. A cache belongs to
-its weights, its update rule and the views; a stopped run goes on with the videos that are left.
+The spatial model is frozen, so its output for a view is computed once. A cache belongs to its
+weights, its update rule and the views; an interrupted run resumes with the missing videos.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PER_FOLDER = 1000
 
 
 def weights_digest(module: nn.Module) -> str:
-    """A short name for the values of a module's weights."""
+    """A short digest of a module's weights."""
 
     def parts() -> Iterator[str | memoryview]:
         for name, tensor in sorted(module.state_dict().items()):
@@ -42,7 +42,7 @@ def weights_digest(module: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class Cached:
-    """One video of a cache: where its vectors lie, and its label."""
+    """One video of a cache: the file of its vectors, and its label."""
 
     path: Path
     name: str
@@ -66,7 +66,7 @@ class VectorCache:
 
     Args:
         config: the update rule; None is the dense model.
-        dtype: what the vectors are kept in.
+        dtype: of the stored vectors.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class VectorCache:
         workers: int = 2,
         on_video: Callable[[int, int], None] = lambda done, count: None,
     ) -> list[Cached]:
-        """Compute what is not there yet, this process's share of it, and list all that is there.
+        """Compute this process's share of the missing vectors, then list all cached videos.
 
         A damaged or missing video is noted in a file ending in `.skipped`, and left out; remove
         the file to try it again.
@@ -149,7 +149,7 @@ class VectorCache:
     def _decoded(
         self, todo: Sequence[tuple[int, Video]], workers: int
     ) -> Iterator[tuple[int, Video, Future[Tensor]]]:
-        """Videos with their pixels, decoded ahead by a few: views are large."""
+        """Videos with their pixels; only a few are decoded ahead, because views are large."""
         with ThreadPoolExecutor(max(1, workers)) as pool:
             left = iter(todo)
 
@@ -167,7 +167,7 @@ class VectorCache:
         return torch.cat(views)
 
     def _runner(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """Views in, vectors (V, steps, D) out: through a stream that sees all views in lockstep."""
+        """Views in, vectors (V, steps, D) out: through a stream that steps all views together."""
         spatial = self.model.spatial.eval().to(device)
         tubelet = self.model.config.tubelet
         if self.config is None:
@@ -214,7 +214,7 @@ def _label(video: Video) -> int:
 
 
 def vector_folder(root: Path, split: str, config: Config | None) -> Path:
-    """Where the vectors of a split under an update rule lie below the folder of all caches."""
+    """The folder for the vectors of a split under an update rule."""
     if config is None:
         return root / split / "dense"
     text: dict[str, Any] = config.to_dict()
