@@ -58,6 +58,8 @@ def test_layout_is_recognised_and_opens(copies: dict[str, Path], layout: str) ->
     videos = open_dataset(copies[layout])
     assert isinstance(videos, VideoSet)
     assert (videos.format, videos.task) == (layout, found.task)
+    for old_or_new in ({"format": layout}, {"layout": layout}):
+        assert open_dataset(copies[layout], **old_or_new).layout == layout
     assert videos.split == found.splits(copies[layout])[0]
     assert "val" in videos.split
     assert len({video.name for video in videos}) == len(videos) > 0

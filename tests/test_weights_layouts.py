@@ -364,3 +364,12 @@ def test_files_of_another_version_are_named_as_such(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="another version"):
             load_model(tmp_path / "x.safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]  # written whole
+
+
+def test_the_old_word_for_a_format_still_works() -> None:
+    given = filled(vivit_keys(5, 2, False, 64, 2))
+    converted = convert_checkpoint(given, layout="vivit")
+    assert converted.report.layout == converted.report.format == "vivit"
+    assert converted.kind == converted.model == "vivit"
+    model = build(converted.model, converted.config)
+    assert load_weights(model, given, layout="vivit").complete

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -203,21 +203,10 @@ def evaluate(
     clock: Clock,
 ) -> list[dict[str, Any]]:
     """Rows of the result. Finished runs are stored in a folder and not repeated."""
-
-    def remembered(key: str, make: Any) -> list[Run]:
-        path = kept / f"{key}.json"
-        if path.exists():
-            return [Run.read(data) for data in json.loads(path.read_text())]
-        if clock.over():
-            raise SystemExit(f"The time is up before {key}. Start again with the same --out.")
-        runs = make()
-        files.write_json(path, [run.to_dict() for run in runs], indent=None)
-        say(clock, f"ran {key}")
-        return runs
-
-    kept.mkdir(parents=True, exist_ok=True)
     dense = [
-        remembered(f"dense-{c.name}", lambda c=c: [run_dense(backbone, head, c, device)])[0]
+        stored(kept, f"dense-{c.name}", clock, lambda c=c: [run_dense(backbone, head, c, device)])[
+            0
+        ]
         for c in clips
     ]
     rows = [{"preset": "dense", "policy": "", "share": 1.0, "scores": scores(dense, dense, clips)}]
@@ -228,23 +217,47 @@ def evaluate(
     for preset in options.presets:
         made = settings(preset, options)
         by_clip = [
-            remembered(
-                f"{preset}-{c.name}", lambda c=c, m=made: run_preset(backbone, head, c, m, device)
+            stored(
+                kept,
+                f"{preset}-{c.name}",
+                clock,
+                lambda c=c, m=made: run_preset(backbone, head, c, m, device),
             )
             for c in clips
         ]
         for i, setting in enumerate(made):
-            runs = [runs[i] for runs in by_clip]
-            equal = [
-                skipped(d, min(1.0, sum(r.macs) / sum(d.macs)))
-                for r, d in zip(runs, dense, strict=True)
-            ]
-            row = {**asdict(setting), "scores": scores(runs, dense, clips)}
-            rows.append({**row, "skip": scores(equal, dense, clips)})
-            top = row["scores"][0]
-            say(
-                clock,
-                f"{preset:10} {setting.policy:8} mAP50 {top['map50']:.3f} at {top['cost']:.1%} "
-                f"of the operations, skipping {rows[-1]['skip'][0]['map50']:.3f}",
-            )
+            rows.append(compared(setting, [runs[i] for runs in by_clip], dense, clips, clock))
     return rows
+
+
+def stored(folder: Path, key: str, clock: Clock, make: Callable[[], list[Run]]) -> list[Run]:
+    """Runs from their file, or made now and written to it."""
+    path = folder / f"{key}.json"
+    if path.exists():
+        return [Run.read(data) for data in json.loads(path.read_text())]
+    if clock.over():
+        raise SystemExit(f"The time is up before {key}. Start again with the same --out.")
+    runs = make()
+    files.write_json(path, [run.to_dict() for run in runs], indent=None)
+    say(clock, f"ran {key}")
+    return runs
+
+
+def compared(
+    setting: Setting,
+    runs: Sequence[Run],
+    dense: Sequence[Run],
+    clips: Sequence[Clip],
+    clock: Clock,
+) -> dict[str, Any]:
+    """The row of a setting, with the scores of frame skipping at its cost."""
+    equal = [
+        skipped(d, min(1.0, sum(r.macs) / sum(d.macs))) for r, d in zip(runs, dense, strict=True)
+    ]
+    own, skip = scores(runs, dense, clips), scores(equal, dense, clips)
+    say(
+        clock,
+        f"{setting.preset:10} {setting.policy:8} mAP50 {own[0]['map50']:.3f} at "
+        f"{own[0]['cost']:.1%} of the operations, skipping {skip[0]['map50']:.3f}",
+    )
+    return {**asdict(setting), "scores": own, "skip": skip}

@@ -125,29 +125,7 @@ def _compare(
     axes.axhspan(tall[0], 1, color=WARNING, alpha=0.06, linewidth=0, zorder=0)
     axes.axhline(1, color=WARNING, linewidth=0.8, alpha=0.6, zorder=1)
     for record in records:
-        x, y = _point(record)
-        axes.plot(
-            x,
-            y,
-            linestyle="",
-            marker=marks[record["model"]],
-            markersize=8.5,
-            color=COLOURS.get(record["preset"], INK),
-            markeredgecolor="white",
-            markeredgewidth=0.9,
-            zorder=3,
-        )
-        if record["batch"] != "1":
-            axes.annotate(
-                f"×{record['batch']}",
-                (x, y),
-                (6, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=7.5,
-                color="#555555",
-                zorder=4,
-            )
+        _draw_point(axes, record, marks[record["model"]])
     for scale in (axes.set_xscale, axes.set_yscale):
         scale("log", base=2)
     for axis in (axes.xaxis, axes.yaxis):
@@ -180,6 +158,33 @@ def _compare(
         color="#6b6b6b",
         fontsize=8.5,
     )
+
+
+def _draw_point(axes: Any, record: Record, marker: str) -> None:
+    """One row, with its batch size where that is not 1."""
+    x, y = _point(record)
+    axes.plot(
+        x,
+        y,
+        linestyle="",
+        marker=marker,
+        markersize=8.5,
+        color=COLOURS.get(record["preset"], INK),
+        markeredgecolor="white",
+        markeredgewidth=0.9,
+        zorder=3,
+    )
+    if record["batch"] != "1":
+        axes.annotate(
+            f"×{record['batch']}",
+            (x, y),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7.5,
+            color="#555555",
+            zorder=4,
+        )
 
 
 def _as_times(value: float) -> str:
