@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 import eventful
-from eventful.bench.dense import Workshop, dense_paths
+from eventful import files
+from eventful.bench.dense import DenseSpec, dense_paths
 from eventful.bench.results import origin
 from eventful.bench.timing import in_turn, pipelined, timed
 from eventful.models.vitdet.backbone import BackboneConfig, ViTDetBackbone
@@ -33,7 +34,7 @@ def measure(size: int, r: int, compiled: bool) -> dict[str, Any]:
     ]
     config = eventful.Config.fast(eventful.TopR(r), fallback=False, scene_cut=None)
     runs: dict[str, Any] = {"eventful": eventful.Stream(eventful.convert(model, config))}
-    runs |= dense_paths(Workshop(model, frames[0], compiled), print).runs
+    runs |= dense_paths(DenseSpec(model, frames[0], compiled), print).runs
     for run in runs.values():
         for frame in frames[:WARM]:
             run(frame)
@@ -63,8 +64,7 @@ def main() -> None:
         record["settings"].append(measure(size, r, options.compile))
         print(json.dumps(record["settings"][-1]), flush=True)
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+        files.write_json(options.out, record)
 
 
 if __name__ == "__main__":

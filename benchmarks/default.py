@@ -21,7 +21,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import eventful
-from eventful.bench.dense import Workshop, dense_paths
+from eventful import files
+from eventful.bench.dense import DenseSpec, dense_paths
 from eventful.bench.results import origin
 from eventful.bench.timing import gap, in_turn, pipelined, timed
 from eventful.surgery.libraries import load
@@ -29,13 +30,13 @@ from eventful.surgery.libraries import load
 ROOT = Path(__file__).resolve().parent.parent
 WEIGHTS = "weights/vit_small_patch14_dinov2_saliency.fp16.safetensors"
 CLIPS = ("bottles-static", "person-static", "cars-static", "dog-handheld")
-WARM = 4  # frames that compile, record and allocate
+WARM = 4  # warm-up frames, which compile, capture graphs and allocate
 FLUSHES = 24
-ROUNDS, IN_FLIGHT = 5, 8  # of frames handed over together; on a CPU one after another
+ROUNDS, IN_FLIGHT = 5, 8  # of frames enqueued together; on a CPU one after another
 
 
 def assets() -> Path:
-    """Where videos and weights lie."""
+    """The folder of videos and weights."""
     folder = Path(os.environ.get("EVENTFUL_ASSETS") or ROOT.parent / "shared" / "assets")
     if not (folder / "videos").is_dir():
         raise SystemExit(f"No videos at {folder}; set EVENTFUL_ASSETS to the folder that has them.")
@@ -176,7 +177,9 @@ def main() -> None:
     parser.add_argument("--skip-clips", action="store_true", help="measure dense steps alone")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    os.environ["EVENTFUL_CACHE"] = tempfile.mkdtemp()  # a machine that is not known yet
+    os.environ["EVENTFUL_CACHE"] = (
+        tempfile.mkdtemp()
+    )  # start without measured times of this machine
     torch.backends.cuda.matmul.allow_tf32 = options.tf32
     size = tuple(int(side) for side in options.size.split("x"))
     dtype = getattr(torch, options.dtype)
@@ -187,7 +190,7 @@ def main() -> None:
     }
     example = videos[CLIPS[0]][0]
     mode = "default"
-    dense = dense_paths(Workshop(model, example, options.compile, mode), print).runs
+    dense = dense_paths(DenseSpec(model, example, options.compile, mode), print).runs
     record: dict[str, Any] = {
         **origin(options.device),
         "dtype": options.dtype,
@@ -204,8 +207,7 @@ def main() -> None:
         record["clips"].append(run_clip(name, frames, converted, dense))
         print(json.dumps(record["clips"][-1]), flush=True)
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+        files.write_json(options.out, record)
 
 
 if __name__ == "__main__":

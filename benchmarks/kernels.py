@@ -6,7 +6,6 @@ PYTHONPATH=src python benchmarks/kernels.py --out kernels.json      # needs a CU
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from eventful import ops
+from eventful import files, ops
 
 SHAPES = [(1, 4096, 512, 12), (8, 4096, 512, 12), (16, 1369, 128, 12)]  # B, N, M, H
 
@@ -43,7 +42,7 @@ def replayed(work: Callable[[], object], repeats: int = 20) -> float:
 def kernels(
     batch: int, tokens: int, count: int, heads: int
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """The kernels of a fast and of an exact step, and the stock operators they stand for."""
+    """The kernels of a fast and of an exact step, and the stock operators they replace."""
     width = heads * 64
 
     def make(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -98,7 +97,7 @@ def main() -> None:
             rows[f"{label} {name}"] = round(replayed(work), 2)
             print(f"{rows[f'{label} {name}']:9.2f} us  {label}  {name}", flush=True)
     if chosen.out:
-        chosen.out.write_text(json.dumps(rows, indent=1) + "\n")
+        files.write_json(chosen.out, rows)
 
 
 if __name__ == "__main__":

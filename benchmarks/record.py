@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from eventful import files
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- demo:begin -->\n", "<!-- demo:end -->"
@@ -41,7 +43,7 @@ def main() -> None:
     # Read before the result is written, or the result itself would make the tree dirty.
     commit = {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     machine = eventful("doctor")
-    # Where Python sits on this machine says nothing about the measurement.
+    # The path of Python is irrelevant to the measurement.
     machine["python"].pop("executable")
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -51,7 +53,7 @@ def main() -> None:
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
     target = RESULTS / "demo.json"
-    target.write_text(json.dumps(record, indent=2) + "\n")
+    files.write_json(target, record, indent=2)
     render(record)
     print(f"wrote {target.relative_to(ROOT)} and the table in README.md")
 

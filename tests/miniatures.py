@@ -199,6 +199,15 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
+MAKE = {  # what makes each layout, by its name
+    "imagenet-vid": imagenet,
+    "coco": coco,
+    "mot": mot,
+    "epic-kitchens": epic,
+    "kinetics": kinetics,
+}
+
+
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
     """ImageNet VID with one picture that does not decode."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benching import small, tiny_vit  # noqa: F401
-from eventful import Stream, StreamBatch
+from eventful import StreamBatch
 from eventful.bench import cases, dense, measure, memory, parity, timing
 from eventful.cli import bench
 from eventful.errors import ParityError
@@ -52,18 +52,18 @@ def test_several_streams_are_a_batch_of_streams(small, monkeypatch):
 
 
 def test_flushes_are_timed_apart_and_steady_frames_are_steady(small, monkeypatch):
-    kinds = []
+    flushed = []
     time_one = timing.timed
 
     def spy(run, frame):
         result = time_one(run, frame)
-        if isinstance(run, Stream):
-            kinds.append(run.last.flushed[0])
+        if run.record is not None:
+            flushed.append(run.record.flushed[0])
         return result
 
     monkeypatch.setattr(measure, "timed", spy)
     measure.measure(dataclasses.replace(small, presets=("fast",)))
-    assert kinds == [True] + [False] * 5
+    assert flushed == [True] + [False] * 5
 
 
 def test_each_frame_begins_with_another_contender():
@@ -181,28 +181,28 @@ def test_a_busy_machine_is_remarked_upon():
 
 
 @pytest.fixture
-def shop():
+def spec():
     torch.manual_seed(0)
-    return dense.Workshop(tiny_vit(32, 1), torch.rand(1, 3, 32, 32), compiled=True)
+    return dense.DenseSpec(tiny_vit(32, 1), torch.rand(1, 3, 32, 32), compiled=True)
 
 
-def test_a_dense_path_that_fails_is_noted(shop, monkeypatch):
+def test_a_dense_path_that_fails_is_noted(spec, monkeypatch):
     def fail(frame):
         raise RuntimeError("no compiler\nand more")
 
-    monkeypatch.setattr(dense.Workshop, "compile", lambda self, model: fail)
-    found = dense.dense_paths(shop)
+    monkeypatch.setattr(dense.DenseSpec, "compile", lambda self, model: fail)
+    found = dense.dense_paths(spec)
     assert "eager" in found.runs
     assert ("bf16" in found.runs) != any("bf16 not measured" in note for note in found.notes)
     assert "compile" not in found.runs
     assert "dense compile failed: RuntimeError: no compiler" in found.notes
 
 
-def test_a_dense_path_that_strays_is_left_out(shop, monkeypatch):
+def test_a_dense_path_that_strays_is_left_out(spec, monkeypatch):
     monkeypatch.setattr(
-        dense.Workshop, "compile", lambda self, model: lambda frame: 2 * model(frame)
+        dense.DenseSpec, "compile", lambda self, model: lambda frame: 2 * model(frame)
     )
-    found = dense.dense_paths(shop)
+    found = dense.dense_paths(spec)
     assert "compile" not in found.runs
     assert any("dense compile left out: differs" in note for note in found.notes)
 
@@ -218,7 +218,7 @@ def test_a_slow_dense_path_does_not_hold_up_every_frame(small, monkeypatch):
 
         return run
 
-    monkeypatch.setattr(dense.Workshop, "compile", lambda self, model: slow(model))
+    monkeypatch.setattr(dense.DenseSpec, "compile", lambda self, model: slow(model))
     row = measure.measure(dataclasses.replace(small, presets=("fast",), compiled=True))[0]
     assert row.dense_ms["compile"] > 300
     assert len(calls) == 3  # built, warmed, tried
@@ -226,25 +226,25 @@ def test_a_slow_dense_path_does_not_hold_up_every_frame(small, monkeypatch):
     assert row.dense_best != "compile"
 
 
-def test_openvino_is_a_dense_path_where_it_is_installed(shop, monkeypatch):
-    found = dense.dense_paths(dataclasses.replace(shop, compiled=False))
+def test_openvino_is_a_dense_path_where_it_is_installed(spec, monkeypatch):
+    found = dense.dense_paths(dataclasses.replace(spec, compiled=False))
     if any("not installed" in note for note in found.notes):
         pytest.skip("openvino is not installed")
     assert "openvino-f32" in found.runs
 
 
-def test_a_missing_openvino_is_noted(shop, monkeypatch):
+def test_a_missing_openvino_is_noted(spec, monkeypatch):
     find = dense.importlib.util.find_spec
     monkeypatch.setattr(
         dense.importlib.util, "find_spec", lambda name: None if name == "openvino" else find(name)
     )
-    found = dense.dense_paths(dataclasses.replace(shop, compiled=False))
+    found = dense.dense_paths(dataclasses.replace(spec, compiled=False))
     assert "dense openvino not measured: not installed" in found.notes
 
 
 @pytest.mark.slow
-def test_the_compiler_is_a_dense_path(shop):
-    found = dense.dense_paths(shop)
+def test_the_compiler_is_a_dense_path(spec):
+    found = dense.dense_paths(spec)
     assert "compile" in found.runs, found.notes
 
 

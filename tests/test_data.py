@@ -24,19 +24,12 @@ pytest.importorskip("av")
 pytest.importorskip("PIL")
 
 ASSETS = Path(os.environ.get("EVENTFUL_ASSETS", Path(__file__).parents[2] / "shared" / "assets"))
-MAKE = {
-    "imagenet-vid": miniatures.imagenet,
-    "coco": miniatures.coco,
-    "mot": miniatures.mot,
-    "epic-kitchens": miniatures.epic,
-    "kinetics": miniatures.kinetics,
-}
 
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One copy of each, for tests that change nothing."""
-    return {name: make(tmp_path_factory.mktemp(name)) for name, make in MAKE.items()}
+    return {name: make(tmp_path_factory.mktemp(name)) for name, make in miniatures.MAKE.items()}
 
 
 def level(pixels) -> float:
@@ -57,14 +50,16 @@ def edit(path: Path, old: str, new: str) -> None:
 # Laws of every layout
 
 
-@pytest.mark.parametrize("layout", MAKE)
+@pytest.mark.parametrize("layout", miniatures.MAKE)
 def test_layout_is_recognised_and_opens(copies: dict[str, Path], layout: str) -> None:
     found = recognise(copies[layout])
     assert found is not None
     assert found.name == layout
     videos = open_dataset(copies[layout])
     assert isinstance(videos, VideoSet)
-    assert (videos.layout, videos.task) == (layout, found.task)
+    assert (videos.format, videos.task) == (layout, found.task)
+    for old_or_new in ({"format": layout}, {"layout": layout}):
+        assert open_dataset(copies[layout], **old_or_new).layout == layout
     assert videos.split == found.splits(copies[layout])[0]
     assert "val" in videos.split
     assert len({video.name for video in videos}) == len(videos) > 0
@@ -74,7 +69,7 @@ def test_layout_is_recognised_and_opens(copies: dict[str, Path], layout: str) ->
             assert len(video.boxes) == len(video)
 
 
-@pytest.mark.parametrize("layout", MAKE)
+@pytest.mark.parametrize("layout", miniatures.MAKE)
 def test_opening_decodes_nothing_and_twice_gives_the_same(
     copies: dict[str, Path], layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +80,7 @@ def test_opening_decodes_nothing_and_twice_gives_the_same(
     assert open_dataset(copies[layout]) == open_dataset(str(copies[layout]))
 
 
-@pytest.mark.parametrize("layout", MAKE)
+@pytest.mark.parametrize("layout", miniatures.MAKE)
 def test_a_video_goes_to_another_process(copies: dict[str, Path], layout: str) -> None:
     video = open_dataset(copies[layout])[0]
     copy = pickle.loads(pickle.dumps(video))
@@ -94,7 +89,7 @@ def test_a_video_goes_to_another_process(copies: dict[str, Path], layout: str) -
     assert copy.frame(1).boxes == video.frame(1).boxes
 
 
-@pytest.mark.parametrize("layout", MAKE)
+@pytest.mark.parametrize("layout", miniatures.MAKE)
 def test_walking_equals_asking(copies: dict[str, Path], layout: str) -> None:
     video = open_dataset(copies[layout])[0]
     walked = list(video)
@@ -105,7 +100,7 @@ def test_walking_equals_asking(copies: dict[str, Path], layout: str) -> None:
         assert asked.boxes == walked[t].boxes
 
 
-@pytest.mark.parametrize("layout", MAKE)
+@pytest.mark.parametrize("layout", miniatures.MAKE)
 def test_unknown_split_names_those_there(copies: dict[str, Path], layout: str) -> None:
     with pytest.raises(MissingFileError, match="val"):
         open_dataset(copies[layout], "no-such-split")

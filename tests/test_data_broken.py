@@ -121,7 +121,7 @@ def test_coco_entries_that_make_no_sense(change, message: str, tmp_path: Path) -
 
 def test_coco_nested_without_end(tmp_path: Path) -> None:
     (miniatures.coco(tmp_path) / COCO).write_text("[" * 100_000)
-    refused(tmp_path, "nested without end")
+    refused(tmp_path, "nested too deeply")
 
 
 def test_coco_videos_of_one_name_are_told_apart(tmp_path: Path) -> None:

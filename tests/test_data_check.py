@@ -25,13 +25,6 @@ COUNTS = {
     "epic-kitchens": {"validation": (2, None, 2), "train": (2, None, 2)},
     "kinetics": {"val": (2, None, 2), "train": (1, None, 1)},
 }
-MAKE = {
-    "imagenet-vid": miniatures.imagenet,
-    "coco": miniatures.coco,
-    "mot": miniatures.mot,
-    "epic-kitchens": miniatures.epic,
-    "kinetics": miniatures.kinetics,
-}
 
 
 def one(report: Report):
@@ -39,10 +32,10 @@ def one(report: Report):
     return report.splits[0]
 
 
-@pytest.mark.parametrize("layout", MAKE)
+@pytest.mark.parametrize("layout", miniatures.MAKE)
 def test_whole_copies_are_complete_and_counted(tmp_path: Path, layout: str) -> None:
-    report = check(MAKE[layout](tmp_path))
-    assert (report.layout, report.verdict) == (layout, "complete")
+    report = check(miniatures.MAKE[layout](tmp_path))
+    assert (report.format, report.verdict) == (layout, "complete")
     assert all(report.parts.values())
     counted = {s.split: (s.videos, s.frames, s.annotations) for s in report.splits}
     assert counted == COUNTS[layout]

@@ -13,9 +13,12 @@ import pytest
 
 import miniatures
 import tiny_models
+from evaluation_data import vivit  # noqa: F401
 from eventful import Config
-from eventful.cli.evaluate_run import asked
+from eventful.bench.contenders import schedule
+from eventful.cli.evaluate_run import experiment_from_options
 from eventful.cli.evaluate_run import settings as cli_settings
+from eventful.cli.options import Evaluation
 from eventful.cost.counting import BlockWork, count_backbone
 from eventful.cost.models import count_clip
 from eventful.errors import (
@@ -29,10 +32,9 @@ from eventful.models.shapes import temporal_blocks
 from eventful.models.vitdet import ViTDet
 from eventful.paper.data import open_dataset
 from eventful.paper.evaluate import experiment as experiments
-from eventful.paper.evaluate.evaluation import Settings, Silent, evaluate
+from eventful.paper.evaluate.evaluation import NoProgress, Settings, evaluate
 from eventful.paper.evaluate.models import Weights
 from eventful.paper.evaluate.runs import RunStore
-from eventful.paper.evaluate.variants import schedule
 from eventful.surgery.conversion import block_shapes
 from miniatures import damaged  # noqa: F401
 from tolerances import apart, assert_near, limit
@@ -59,19 +61,15 @@ def epic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def vivit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("weights") / "vivit.safetensors"
-    return tiny_models.write(tiny_models.recogniser(), path)
-
-
-@pytest.fixture(scope="module")
 def whole(vid: Path, weights: Path, tmp_path_factory: pytest.TempPathFactory):
     """One run without interruption: its settings and its report."""
     settings = Settings(vid, {"base": weights}, out=tmp_path_factory.mktemp("whole"))
-    return settings, evaluate(asked("vitdet", PRESETS, ["4", "50%"], None, None), settings)
+    return settings, evaluate(
+        experiment_from_options("vitdet", PRESETS, ["4", "50%"], None, None), settings
+    )
 
 
-class StopAfter(Silent):
+class StopAfter(NoProgress):
     """Somebody presses Ctrl-C after so many frames."""
 
     def __init__(self, frames: int) -> None:
@@ -131,7 +129,7 @@ def test_a_run_stopped_half_way_goes_on_to_the_same_numbers(whole, tmp_path: Pat
         evaluate(report.experiment, again, StopAfter(2 * FRAMES + 2))
     done = sorted(path.name for path in tmp_path.rglob("*.safetensors"))
     assert 0 < len(done) < 2 * len(report.rows)
-    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob("*.partial"))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     resumed = evaluate(report.experiment, again)
     assert resumed.rows == report.rows
@@ -178,7 +176,7 @@ def test_another_configuration_is_refused(whole, change: dict, named: str) -> No
 def test_other_variants_and_other_weights_are_refused(whole, tmp_path: Path) -> None:
     settings, report = whole
     with pytest.raises(RunError, match=r'variants: "paper-r5" only now'):
-        evaluate(asked("vitdet", ["paper"], ["5"], None, None), settings)
+        evaluate(experiment_from_options("vitdet", ["paper"], ["5"], None, None), settings)
     other = tiny_models.write(tiny_models.detector(seed=1), tmp_path / "other.safetensors")
     with pytest.raises(RunError, match=r"weights.base"):
         evaluate(report.experiment, replace(settings, weights={"base": other}))
@@ -186,7 +184,7 @@ def test_other_variants_and_other_weights_are_refused(whole, tmp_path: Path) -> 
 
 def test_starting_over_deletes_the_run_and_nothing_else(whole, tmp_path: Path) -> None:
     settings, _ = whole
-    made = asked("vitdet", ["dense"], None, None, None)
+    made = experiment_from_options("vitdet", ["dense"], None, None, None)
     (tmp_path / "notes.txt").write_text("mine")
     evaluate(made, replace(settings, out=tmp_path))
     again = replace(settings, out=tmp_path, frames=2, resume=False)
@@ -196,7 +194,7 @@ def test_starting_over_deletes_the_run_and_nothing_else(whole, tmp_path: Path) -
 
 def test_a_damaged_result_is_computed_again(whole, tmp_path: Path) -> None:
     settings, _ = whole
-    made = asked("vitdet", ["dense"], None, None, None)
+    made = experiment_from_options("vitdet", ["dense"], None, None, None)
     first = evaluate(made, replace(settings, out=tmp_path))
     path = next(tmp_path.rglob("*.safetensors"))
     path.write_bytes(path.read_bytes()[:20])
@@ -205,7 +203,7 @@ def test_a_damaged_result_is_computed_again(whole, tmp_path: Path) -> None:
 
 def test_a_damaged_video_is_left_out_and_counted(damaged: Path, weights: Path) -> None:
     settings = Settings(damaged, {"base": weights})
-    report = evaluate(asked("vitdet", ["dense"], None, None, None), settings)
+    report = evaluate(experiment_from_options("vitdet", ["dense"], None, None, None), settings)
     assert (report.rows[0].videos, report.rows[0].skipped_videos) == (1, 1)
     assert "000001.JPEG" in report.problems["ILSVRC2015_val_00001000"]
 
@@ -216,7 +214,8 @@ def test_a_video_with_malformed_boxes_is_left_out_and_counted(
     data = miniatures.imagenet(tmp_path, frames=2)
     next(data.rglob("Annotations/VID/val/ILSVRC2015_val_00001000/000001.xml")).write_text("")
     report = evaluate(
-        asked("vitdet", ["dense"], None, None, None), Settings(data, {"base": weights})
+        experiment_from_options("vitdet", ["dense"], None, None, None),
+        Settings(data, {"base": weights}),
     )
     assert (report.rows[0].videos, report.rows[0].skipped_videos) == (1, 1)
     assert "well-formed XML" in report.problems["ILSVRC2015_val_00001000"]
@@ -227,14 +226,14 @@ def test_nothing_that_can_be_used_is_an_error(damaged: Path, weights: Path, tmp_
         picture.write_bytes(b"no picture")
     settings = Settings(damaged, {"base": weights}, out=tmp_path / "out")
     with pytest.raises(DamagedMediaError, match=r"None of the 2 videos .*does not decode"):
-        evaluate(asked("vitdet", ["dense"], None, None, None), settings)
+        evaluate(experiment_from_options("vitdet", ["dense"], None, None, None), settings)
 
 
 def test_data_without_boxes_has_a_cost_and_no_accuracy(tmp_path: Path, weights: Path) -> None:
     data = miniatures.imagenet(tmp_path / "vid", frames=2)
     for path in data.rglob("Annotations/VID/val/*/*.xml"):
         path.write_text("<annotation/>")
-    made = asked("vitdet", ["dense", "paper"], ["4"], None, None)
+    made = experiment_from_options("vitdet", ["dense", "paper"], ["4"], None, None)
     report = evaluate(made, Settings(data, {"base": weights}, out=tmp_path / "out"))
     stored = miniatures.strict_json((tmp_path / "out/results.json").read_text())
     for row, kept in zip(report.rows, stored["rows"], strict=True):
@@ -250,7 +249,8 @@ def test_a_detector_that_finds_nothing_scores_zero(vid: Path, tmp_path: Path) ->
     blind.load_state_dict(model.state_dict())
     path = tiny_models.write(blind, tmp_path / "blind.safetensors")
     (row,) = evaluate(
-        asked("vitdet", ["dense"], None, None, None), Settings(vid, {"base": path}, frames=2)
+        experiment_from_options("vitdet", ["dense"], None, None, None),
+        Settings(vid, {"base": path}, frames=2),
     ).rows
     assert row.coco_map50 == row.fgfa_map50 == 0
 
@@ -267,7 +267,7 @@ def test_skipping_spreads_its_frames(share: float) -> None:
 
 
 def test_tiny_epic_dense_and_eventful(epic: Path, vivit: Path, tmp_path: Path) -> None:
-    made = asked("vivit", ["dense", "paper", "skip"], ["5", "17"], None, None)
+    made = experiment_from_options("vivit", ["dense", "paper", "skip"], ["5", "17"], None, None)
     settings = Settings(epic, {"base": vivit}, views=(2, 2), out=tmp_path / "a")
     report = evaluate(made, settings)
     rows = {row.key: row for row in report.rows}
@@ -301,7 +301,7 @@ def test_tiny_epic_dense_and_eventful(epic: Path, vivit: Path, tmp_path: Path) -
 def test_what_does_not_fit_is_told(
     vid: Path, epic: Path, weights: Path, vivit: Path, tmp_path: Path
 ) -> None:
-    dense = asked("vitdet", ["dense"], None, None, None)
+    dense = experiment_from_options("vitdet", ["dense"], None, None, None)
     with pytest.raises(CheckpointError, match="whole ViTDet"):
         evaluate(dense, Settings(vid, {"base": vivit}))
     with pytest.raises(CheckpointError, match="weights convert"):
@@ -310,40 +310,48 @@ def test_what_does_not_fit_is_told(
         evaluate(dense, Settings(epic, {"base": weights}))
     with pytest.raises(ConfigError, match=r"--weights base=FILE"):
         evaluate(dense, Settings(vid, {}))
-    with pytest.raises(ConfigError, match="no use for weights named 'r9'"):
+    with pytest.raises(ConfigError, match="does not use weights named 'r9'"):
         evaluate(dense, Settings(vid, {"base": weights, "r9": weights}))
     with pytest.raises(MissingFileError):
         evaluate(dense, Settings(tmp_path / "nowhere", {"base": weights}))
     mot = miniatures.mot(tmp_path / "mot")
-    with pytest.raises(ConfigError, match="30 classes apart, the data has 1"):
+    with pytest.raises(ConfigError, match="30 classes, the data has 1"):
         evaluate(dense, Settings(mot, {"base": weights}))
     clips = miniatures.kinetics(tmp_path / "kinetics")  # three classes of those 97
-    with pytest.raises(ConfigError, match="97 classes apart, the data has 3"):
-        evaluate(asked("vivit", ["dense"], None, None, None), Settings(clips, {"base": vivit}))
+    with pytest.raises(ConfigError, match="97 classes, the data has 3"):
+        evaluate(
+            experiment_from_options("vivit", ["dense"], None, None, None),
+            Settings(clips, {"base": vivit}),
+        )
     with pytest.raises(ConfigError, match="patches of 16 px: choose 64"):
         evaluate(dense, Settings(vid, {"base": weights}, size=70))
     with pytest.raises(ConfigError, match="patches of 8 px: choose 8"):
-        evaluate(asked("vivit", ["dense"], None, None, 5), Settings(epic, {"base": vivit}, size=5))
+        evaluate(
+            experiment_from_options("vivit", ["dense"], None, None, 5),
+            Settings(epic, {"base": vivit}, size=5),
+        )
     with pytest.raises(ConfigError, match="needs to know how many"):
-        asked("vitdet", ["paper"], None, None, None)
-    with pytest.raises(ConfigError, match="at which cost"):
-        asked("vitdet", ["skip"], None, None, None)
+        experiment_from_options("vitdet", ["paper"], None, None, None)
+    with pytest.raises(ConfigError, match="give its cost"):
+        experiment_from_options("vitdet", ["skip"], None, None, None)
     with pytest.raises(ConfigError, match="percentage"):
-        asked("vitdet", ["paper"], ["a few"], None, None)
+        experiment_from_options("vitdet", ["paper"], ["a few"], None, None)
     with pytest.raises(ConfigError, match="are for eventful models"):
-        asked("vitdet", None, ["4"], None, None)
+        experiment_from_options("vitdet", None, ["4"], None, None)
     with pytest.raises(ConfigError, match="--device is cpu, cuda"):
-        cli_settings(vid, [], None, None, "abacus", "float32", *[None] * 7)
+        cli_settings(vid, [], Evaluation(device="abacus"))
 
 
 def test_the_same_budget_twice_is_one_variant() -> None:
-    made = asked("vitdet", ["paper"], ["4", "4", "12%", "12.0%"], [0.5, 0.5], None)
+    made = experiment_from_options(
+        "vitdet", ["paper"], ["4", "4", "12%", "12.0%"], [0.5, 0.5], None
+    )
     assert [variant.budget for variant in made.variants] == ["r4", "f.12", "h0.5"]
 
 
 def test_skipping_alone_costs_what_the_papers_rule_would(vid: Path, weights: Path) -> None:
     settings = Settings(vid, {"base": weights})
-    (row,) = evaluate(asked("vitdet", ["skip"], ["4"], None, None), settings).rows
+    (row,) = evaluate(experiment_from_options("vitdet", ["skip"], ["4"], None, None), settings).rows
     shapes = block_shapes(ViTDet(Weights(weights).vitdet_config()), 64, Config.paper())
     step = count_backbone(shapes, Config.paper(), [BlockWork.uniform(4)] * 2).total
     assert row.share == pytest.approx(step / count_backbone(shapes).total)

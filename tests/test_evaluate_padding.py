@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import miniatures
-import tiny_models
+from evaluation_data import vid, weights  # noqa: F401
 from eventful.models.vitdet.model import detector_config
 from eventful.paper.data import open_dataset
 from eventful.paper.evaluate import experiment as experiments
@@ -23,17 +23,6 @@ from eventful.paper.evaluate.padding import (
 )
 from eventful.paper.evaluate.variants import Variant
 from miniatures import damaged  # noqa: F401
-
-
-@pytest.fixture(scope="module")
-def vid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return miniatures.imagenet(tmp_path_factory.mktemp("vid"), frames=2)
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("weights") / "vitdet.safetensors"
-    return tiny_models.write(tiny_models.detector(), path)
 
 
 def test_padding_of_a_wide_frame_is_that_of_its_shape() -> None:
@@ -78,4 +67,4 @@ def test_padding_leaves_out_what_cannot_be_read(damaged: Path, weights: Path) ->
         report = evaluate(made, Settings(damaged, given))
         assert report.statistics["videos"] == 1
         assert any("000000.JPEG is not there" in why for why in report.problems.values())
-        miniatures.strict_json(json.dumps(report.plain()))
+        miniatures.strict_json(json.dumps(report.to_dict()))

@@ -14,70 +14,46 @@ from pathlib import Path
 import pytest
 import torch
 
-import miniatures
-import tiny_models
+from evaluation_data import vid, vivit, weights  # noqa: F401
 from eventful.errors import (
     CheckpointError,
     RunError,
     WorkerError,
 )
 from eventful.paper.data import open_dataset
+from eventful.paper.evaluate import workers
 from eventful.paper.evaluate.detection import DetectionJob
 from eventful.paper.evaluate.models import Weights
 from eventful.paper.evaluate.runs import RunStore, VideoResult
 from eventful.paper.evaluate.variants import Variant
-from eventful.paper.evaluate.workers import Item, Workers, work
+from eventful.paper.evaluate.workers import Item, Workers
 from miniatures import damaged  # noqa: F401
 
 
-@pytest.fixture(scope="module")
-def vid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return miniatures.imagenet(tmp_path_factory.mktemp("vid"), frames=2)
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("weights") / "vitdet.safetensors"
-    return tiny_models.write(tiny_models.detector(), path)
-
-
-@pytest.fixture(scope="module")
-def vivit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("weights") / "vivit.safetensors"
-    return tiny_models.write(tiny_models.recogniser(), path)
-
-
-def test_a_worker_tells_what_became_of_each_video(
-    damaged: Path, weights: Path, vivit: Path, tmp_path: Path
+def test_a_worker_reports_progress_problems_and_errors(
+    damaged: Path, weights: Path, vivit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     videos = open_dataset(damaged, "val").videos
     store = RunStore.open(tmp_path / "run", {}, resume=True)
     variant = Variant("Base model", "dense")
-    jobs = [DetectionJob(Weights(path), variant) for path in (weights, vivit)]
-    inbox, outbox = queue.Queue(), queue.Queue()
-    for index, (job, video) in enumerate([(jobs[0], videos[0]), (jobs[0], videos[1])]):
-        inbox.put(Item(job, store, "v", index, video))
-    inbox.put(Item(jobs[1], store, "v", 2, videos[0]))  # weights of another model
-    inbox.put(Item(Stumbling(), store, "v", 3, videos[0]))
-    inbox.put(None)
-    work(inbox, outbox, "cpu", torch.get_num_threads())
-    assert [m for m in outbox.queue if m[0] == "begin"] == [
-        ("begin", i, os.getpid()) for i in range(4)
-    ]
-    told = [message for message in outbox.queue if message[0] not in ("begin", "tick")]
-    assert [(kind, index) for kind, index, _ in told] == [
-        *(("done", 0), ("done", 1), ("error", 2), ("error", 3)),
-    ]
-    assert told[0][2] is None
-    assert "000001.JPEG" in told[1][2]
-    assert isinstance(told[2][2], CheckpointError)
-    assert isinstance(told[3][2], WorkerError)
-    assert "stumbled" in str(told[3][2])
-    assert sum(frames for kind, _, frames in outbox.queue if kind == "tick") == 2
+    good, wrong_model = (DetectionJob(Weights(path), variant) for path in (weights, vivit))
+    messages = queue.SimpleQueue()
+    monkeypatch.setattr(workers, "_worker", workers._Worker("cpu", messages))
+    assert workers._run_item(Item(good, store, "v", 0, videos[0])) is None
+    assert "000001.JPEG" in workers._run_item(Item(good, store, "v", 1, videos[1]))
+    with pytest.raises(CheckpointError, match=videos[0].name):
+        workers._run_item(Item(wrong_model, store, "v", 2, videos[0]))
+    with pytest.raises(WorkerError, match="stumbled"):
+        workers._run_item(Item(Stumbling(), store, "v", 3, videos[0]))
+    sent = [messages.get() for _ in range(messages.qsize())]
+    assert {message.worker for message in sent} == {os.getpid()}
+    names = [message.began for message in sent if message.began is not None]
+    assert names == [videos[0].name, videos[1].name, videos[0].name, videos[0].name]
+    assert sum(message.frames for message in sent) == 2
 
 
 class Stumbling:
-    """A job with a mistake in it."""
+    """A job that raises an unexpected error."""
 
     def run(self, video: object, device: str, tick: object) -> VideoResult:
         raise ZeroDivisionError("stumbled")
@@ -87,20 +63,26 @@ class Dying(Stumbling):
     """A job that takes its process with it, as one that runs out of memory does."""
 
     def run(self, video: object, device: str, tick: object) -> VideoResult:
-        time.sleep(0.5)  # what it has told is on its way
         os._exit(9)
+
+
+def run_in_two_processes(job: Stumbling, data: Path, folder: Path) -> None:
+    store = RunStore.open(folder, {}, resume=True)
+    videos = open_dataset(data, "val").videos
+    with Workers(2, threads=1) as pool:
+        pool.run([Item(job, store, "v", i, video) for i, video in enumerate(videos)])
 
 
 @pytest.mark.slow
 def test_a_worker_that_dies_ends_the_run(vid: Path, tmp_path: Path) -> None:
-    store = RunStore.open(tmp_path, {}, resume=True)
-    videos = open_dataset(vid, "val").videos
-    items = [Item(Dying(), store, "v", i, video) for i, video in enumerate(videos)]
-    with (
-        pytest.raises(WorkerError, match="exit code 9 at ILSVRC2015_val"),
-        Workers(2, threads=1) as workers,
-    ):
-        workers.run(items)
+    with pytest.raises(WorkerError, match="exit code 9 at ILSVRC2015_val"):
+        run_in_two_processes(Dying(), vid, tmp_path)
+
+
+@pytest.mark.slow
+def test_errors_of_a_worker_process_name_the_video(vid: Path, tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"Video ILSVRC2015_val_\d+ failed(.|\n)*stumbled"):
+        run_in_two_processes(Stumbling(), vid, tmp_path)
 
 
 STOPPED = """
@@ -117,7 +99,7 @@ class Slow:
         time.sleep(600)
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # deaf if started in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if started in the background
     store = RunStore.open(sys.argv[1], {}, resume=True)
     frames = ImageFiles(Path(), ("x" * 100_000,))  # more than a pipe holds
     items = [Item(Slow(), store, "v", i, Video("v", frames)) for i in range(8)]
@@ -146,7 +128,7 @@ def test_ctrl_c_ends_every_process_at_once(tmp_path: Path) -> None:
     assert took < 30  # a worker's job would go on for ten minutes
     assert done.returncode == -signal.SIGINT
     assert done.stderr.count("Traceback") == 1  # of the calling process alone
-    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob("*.partial"))
 
 
 def test_a_mistake_names_the_video(vid: Path, tmp_path: Path) -> None:
@@ -158,7 +140,7 @@ def test_a_mistake_names_the_video(vid: Path, tmp_path: Path) -> None:
 
 def test_a_store_refuses_a_folder_that_is_not_its_own(tmp_path: Path) -> None:
     (tmp_path / "videos").mkdir()
-    with pytest.raises(RunError, match="no run of ours"):
+    with pytest.raises(RunError, match="not a run's folder"):
         RunStore.open(tmp_path, {}, resume=True)
     with pytest.raises(RunError, match=r"cannot be written to.*--out"):
         RunStore.open(Path(__file__) / "run", {}, resume=True)

@@ -13,8 +13,8 @@ import torch
 
 import miniatures
 from eventful.config import PRESETS
+from eventful.models.vitdet import Detections
 from eventful.paper.data import Box
-from eventful.paper.evaluate.metrics import Detections
 from eventful.surgery import libraries
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -72,7 +72,7 @@ def test_skipping_spends_its_share_and_keeps_the_last_boxes(share: float, fresh:
 
 def test_runs_come_back_from_json() -> None:
     run = run_of(2)
-    again = contest.Run.read(json.loads(json.dumps(run.plain())))
+    again = contest.Run.read(json.loads(json.dumps(run.to_dict())))
     assert torch.equal(again.found[1].boxes, run.found[1].boxes)
     assert (again.macs, again.flushed) == (run.macs, run.flushed)
 

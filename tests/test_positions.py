@@ -17,7 +17,7 @@ import zoo_timm
 import zoo_transformers
 from clips import moving_square
 from eventful import Config, Stream, StreamBatch, TopR
-from eventful.bench.dense import Workshop, dense_paths
+from eventful.bench.dense import DenseSpec, dense_paths
 from eventful.errors import WeightsChangedError
 from eventful.memory.state import RowState
 from eventful.models.blocks import at_size
@@ -435,14 +435,14 @@ class TestAtSize:
         assert at_size(model, (32, 40)) is model
 
     def test_dense_baselines_resize_nothing(self, entry, monkeypatch):
-        monkeypatch.setattr("eventful.bench.dense._cpu_recipes", lambda shop, found: ())
+        monkeypatch.setattr("eventful.bench.dense._cpu_recipes", lambda spec, found: ())
         model, frame = entry.make(), moving_square(1, (64, 64))[0]
         frame = frame[:, :, None].expand(-1, -1, 2, -1, -1) if entry.call is clip_of_two else frame
         runs = [
             contender(model, Variant("Dense", DENSE, "vitdet", options={"pool": pool}), 64)
             for pool in (1, 2)
         ]
-        runs.append(dense_paths(Workshop(model, frame, compiled=False)).runs["eager"])
+        runs.append(dense_paths(DenseSpec(model, frame, compiled=False)).runs["eager"])
         for run in runs:
             with Resizing() as resizing:
                 run(frame)

@@ -188,7 +188,7 @@ def test_nms_equals_onnxruntime(case: str, threshold: float, ties: str) -> None:
         np.array([threshold], dtype=np.float32),
         np.array([-1.0], dtype=np.float32),
     )
-    assert regions.nms_plain(given, scores, threshold).tolist() == theirs[:, 2].tolist()
+    assert regions.nms_torch(given, scores, threshold).tolist() == theirs[:, 2].tolist()
 
 
 @pytest.mark.parametrize("ties", ["some", "all"])
@@ -198,7 +198,7 @@ def test_nms_keeps_what_the_definition_keeps(case: str, threshold: float, ties: 
     given = BOX_CASES[case]
     scores = scores_of(given, ties)
     expected = greedy(given, scores, threshold)
-    assert regions.nms_plain(given, scores, threshold).tolist() == expected
+    assert regions.nms_torch(given, scores, threshold).tolist() == expected
 
 
 @pytest.mark.parametrize("output", [7, 14])
@@ -217,7 +217,7 @@ def test_roi_align_equals_onnxruntime(case: str, output: int) -> None:
         spatial_scale=0.25,
         coordinate_transformation_mode="half_pixel",
     )(features.numpy(), given.numpy(), images.numpy())
-    ours = regions.roi_align_plain(features, given, images, output, 0.25)
+    ours = regions.roi_align_torch(features, given, images, output, 0.25)
     torch.testing.assert_close(ours, torch.from_numpy(theirs), **VALUES)
 
 
@@ -225,20 +225,20 @@ def test_regions_of_boxes_that_are_not_finite_are_empty() -> None:
     """onnxruntime refuses them; here they do no harm to the others."""
     features = torch.randn(1, 3, 16, 16)
     images = torch.zeros(len(UNREAL), dtype=torch.int64)
-    found = regions.roi_align_plain(features, UNREAL, images, 7, 0.25)
+    found = regions.roi_align_torch(features, UNREAL, images, 7, 0.25)
     fine = UNREAL.isfinite().all(dim=1)
     assert not found[~fine].any()
-    alone = regions.roi_align_plain(features, UNREAL[fine], images[fine], 7, 0.25)
+    alone = regions.roi_align_torch(features, UNREAL[fine], images[fine], 7, 0.25)
     assert torch.equal(found[fine], alone)
 
 
 def test_regions_without_boxes_and_gradients() -> None:
     features = torch.randn(1, 3, 8, 8, requires_grad=True)
-    none = regions.roi_align_plain(features, torch.zeros(0, 4), torch.zeros(0).long(), 7, 0.25)
+    none = regions.roi_align_torch(features, torch.zeros(0, 4), torch.zeros(0).long(), 7, 0.25)
     assert none.shape == (0, 3, 7, 7)
-    assert regions.nms_plain(torch.zeros(0, 4), torch.zeros(0), 0.5).tolist() == []
+    assert regions.nms_torch(torch.zeros(0, 4), torch.zeros(0), 0.5).tolist() == []
     whole = torch.tensor([[0.0, 0.0, 32.0, 32.0]])
-    regions.roi_align_plain(features, whole, torch.zeros(1).long(), 7, 0.25).sum().backward()
+    regions.roi_align_torch(features, whole, torch.zeros(1).long(), 7, 0.25).sum().backward()
     # Every bin's weights add up to one.
     assert features.grad is not None
     assert features.grad.sum() == pytest.approx(3 * 49, rel=limit("operation"))
@@ -296,13 +296,13 @@ def test_compiled_regions_are_read_in_single_precision(monkeypatch: pytest.Monke
 
     def align(features, rois, output, scale, ratio, aligned):
         assert features.dtype == rois.dtype == torch.float32
-        return regions.roi_align_plain(features, rois[:, 1:], rois[:, 0].long(), output, scale)
+        return regions.roi_align_torch(features, rois[:, 1:], rois[:, 0].long(), output, scale)
 
     monkeypatch.setattr(regions, "compiled_ops", lambda: SimpleNamespace(roi_align=align))
     features, box = torch.randn(1, 3, 64, 64), torch.tensor([[201.0, 3.0, 243.0, 31.0]])
     half = regions.roi_align(features.bfloat16(), box, torch.tensor([0]), 7, 0.25)
     assert half.dtype == torch.bfloat16
-    exact = regions.roi_align_plain(features, box, torch.tensor([0]), 7, 0.25)
+    exact = regions.roi_align_torch(features, box, torch.tensor([0]), 7, 0.25)
     bound = limit("operation", torch.bfloat16)
     torch.testing.assert_close(half.float(), exact, atol=bound, rtol=bound)
 
@@ -332,12 +332,12 @@ def test_nms_equals_torchvision(case: str, threshold: float, device: str) -> Non
     given = BOX_CASES[case].to(device)
     scores = torch.rand(len(given), generator=torch.Generator().manual_seed(5)).to(device)
     expected = theirs.nms(given, scores, threshold).tolist()
-    assert regions.nms_plain(given, scores, threshold).tolist() == expected
+    assert regions.nms_torch(given, scores, threshold).tolist() == expected
     assert greedy(given, scores, threshold) == expected
     groups = torch.arange(len(given), device=device) % 3
     expected = theirs.batched_nms(given, scores, groups, threshold).tolist()
     assert regions.grouped_nms(given, scores, groups, threshold).tolist() == expected
-    assert regions.nms_plain(given, scores, threshold, groups).tolist() == expected
+    assert regions.nms_torch(given, scores, threshold, groups).tolist() == expected
 
 
 @needs_operators
@@ -350,5 +350,5 @@ def test_roi_align_equals_torchvision(case: str, output: int, device: str) -> No
     images = torch.arange(len(given), device=device) % 2
     rois = torch.cat([images[:, None].float(), given], dim=1)
     expected = load("torchvision.ops").roi_align(features, rois, output, 0.25, 0, True)
-    ours = regions.roi_align_plain(features, given, images, output, 0.25)
+    ours = regions.roi_align_torch(features, given, images, output, 0.25)
     torch.testing.assert_close(ours, expected, **VALUES)

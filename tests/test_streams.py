@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -341,6 +342,11 @@ class TestWrittenDown:
             config = Config.preset(preset, policy, pool=2, scene_cut=SceneCut(0.5))
             assert Config.from_dict(config.to_dict()) == config
             assert Config.from_toml(config.to_toml()) == config
+
+    def test_writing_toml_without_its_library_names_the_extra(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "tomli_w", None)
+        with pytest.raises(eventful.errors.MissingDependencyError, match=r"\[cli\]"):
+            Config.paper(TopR(5)).to_toml()
 
     def test_a_preset_can_be_named_in_toml(self):
         text = 'preset = "paper"\npool = 2\n[policy]\npolicy = "TopR"\nr = 8\n'

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from eventful.errors import CheckpointError, ConfigError
 from eventful.paper.train import checkpoints
 from eventful.paper.train import journal as journals
-from eventful.paper.train.engine import Habits, Moment, Trainer
+from eventful.paper.train.engine import LoopOptions, StepProgress, Trainer
 from eventful.paper.train.journal import Journal, read
 from eventful.paper.train.processes import Processes
 from eventful.paper.train.recipes import VID, Recipe
@@ -65,10 +65,10 @@ def test_scoring_does_not_change_what_is_learned(tmp_path: Path) -> None:
     ]
 
 
-def test_every_step_is_told(tmp_path: Path) -> None:
-    told: list[Moment] = []
-    trainer(tmp_path, tell=told.append).fit()
-    assert [(m.step, m.steps, m.epoch) for m in told] == [
+def test_every_step_is_reported(tmp_path: Path) -> None:
+    reported: list[StepProgress] = []
+    trainer(tmp_path, on_step=reported.append).fit()
+    assert [(m.step, m.steps, m.epoch) for m in reported] == [
         (1, 6, 0), (2, 6, 0), (3, 6, 0), (4, 6, 1), (5, 6, 1), (6, 6, 1),
     ]  # fmt: skip
 
@@ -76,10 +76,10 @@ def test_every_step_is_told(tmp_path: Path) -> None:
 def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     first = trainer(tmp_path)
     first.fit()
-    again, told = trainer(tmp_path), []
-    again.tell = told.append
+    again, reported = trainer(tmp_path), []
+    again.on_step = reported.append
     assert again.fit() == first.position
-    assert told == []
+    assert reported == []
     assert torch.equal(again.objective.weight, first.objective.weight)
 
 
@@ -96,18 +96,18 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(how: str, tmp_path: P
     whole = trainer(tmp_path / "whole")
     whole.fit()
     folder = tmp_path / "stopped/checkpoints"
-    trainer(tmp_path / "stopped", habits=Habits(save_every=1, keep=2, stop_after=5)).fit()
+    trainer(tmp_path / "stopped", options=LoopOptions(save_every=1, keep=2, stop_after=5)).fit()
     names = [path.name for path in checkpoints.found(folder)]
     assert names == ["step_00000003.pt", "step_00000004.pt", "step_00000005.pt"]
     for name in names[1:]:
         damage(folder / name, how)
     (folder / "step_00000006.partial").write_bytes(b"killed while writing")
 
-    again, told = trainer(tmp_path / "stopped", habits=Habits(save_every=1, keep=1)), []
-    again.tell = lambda moment: told.append(moment.step)
+    again, reported = trainer(tmp_path / "stopped", options=LoopOptions(save_every=1, keep=1)), []
+    again.on_step = lambda moment: reported.append(moment.step)
     with pytest.warns(UserWarning, match=r"step_0000000[45]\.pt is damaged.*step_00000003\.pt"):
         again.fit()
-    assert told == [4, 5, 6]
+    assert reported == [4, 5, 6]
     assert torch.equal(again.objective.weight, whole.objective.weight)
     # Set aside, they do not crowd out the good ones.
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -121,7 +121,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(how: str, tmp_path: P
 
 
 def test_nothing_but_damaged_checkpoints_is_an_error(tmp_path: Path) -> None:
-    trainer(tmp_path, habits=Habits(save_every=1, stop_after=1)).fit()
+    trainer(tmp_path, options=LoopOptions(save_every=1, stop_after=1)).fit()
     (path,) = checkpoints.found(tmp_path / "checkpoints")
     damage(path, "cut")
     with pytest.raises(CheckpointError, match=r"step_00000001\.pt is damaged.*start anew"):
@@ -133,7 +133,7 @@ def test_a_warm_up_and_a_fall_of_the_rate(tmp_path: Path) -> None:
     """The published schedule in small: a rise in equal parts, a tenth from the third epoch on."""
     recipe = replace(RECIPE, epochs=5, warmup=4, decay_epochs=VID.decay_epochs, lr=1.0)
     for stop in (4, 8, None):  # in the middle of epochs of three steps
-        trainer(tmp_path, recipe=recipe, habits=Habits(1, log_every=1, stop_after=stop)).fit()
+        trainer(tmp_path, recipe=recipe, options=LoopOptions(1, log_every=1, stop_after=stop)).fit()
     rates = [float(r["value"]) for r in read(tmp_path / "scalars.csv") if r["name"] == "train/lr"]
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, *[0.1] * 9])
     lasting = sorted(path.stem for path in (tmp_path / "checkpoints").glob("*.lasting"))
@@ -161,7 +161,7 @@ def test_processes_share_the_batches_of_one(world: int) -> None:
 def test_scalars_reach_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    trainer(tmp_path, habits=Habits(log_every=1)).fit()
+    trainer(tmp_path, options=LoopOptions(log_every=1)).fit()
     board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     seen = board.Scalars("train/near")
     rows = [r for r in read(tmp_path / "scalars.csv") if r["name"] == "train/near"]
@@ -173,7 +173,7 @@ def test_without_tensorboard_the_table_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals.importlib.util, "find_spec", lambda name: None)
-    trainer(tmp_path, habits=Habits(log_every=1)).fit()
+    trainer(tmp_path, options=LoopOptions(log_every=1)).fit()
     assert not (tmp_path / "tensorboard").exists()
     assert len([r for r in read(tmp_path / "scalars.csv") if r["name"] == "train/loss"]) == 6
 

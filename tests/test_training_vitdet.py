@@ -30,7 +30,7 @@ from eventful.paper.train.detector import (
     train_detector,
     training_frames,
 )
-from eventful.paper.train.engine import Habits
+from eventful.paper.train.engine import LoopOptions
 from eventful.paper.train.export import save_model
 from eventful.paper.train.frames import Augment, FrameExamples, at_most_per_class, collate, flipped
 from eventful.paper.train.journal import read
@@ -65,10 +65,10 @@ def plan(root: Path, **changes: object) -> DetectorPlan:
     return replace(made, **changes)
 
 
-def train(root: Path, out: Path, habits: Habits | None = None, **changes: object) -> ViTDet:
+def train(root: Path, out: Path, options: LoopOptions | None = None, **changes: object) -> ViTDet:
     recipe = replace(QUICK, **changes)
     return train_detector(
-        plan(root), root / "start.safetensors", out, ALONE, recipe=recipe, habits=habits
+        plan(root), root / "start.safetensors", out, ALONE, recipe=recipe, options=options
     )
 
 
@@ -85,13 +85,13 @@ def test_training_stops_resumes_and_ends_with_the_same_weights(
     train(imagenet, tmp_path / "whole")
     # Four frames of VID and two images of DET: three steps an epoch.
     halves = tmp_path / "halves"
-    train(imagenet, halves, Habits(save_every=2, keep=1, log_every=1, stop_after=2))
-    train(imagenet, halves, Habits(save_every=2, keep=1, log_every=1, stop_after=5))
+    train(imagenet, halves, LoopOptions(save_every=2, keep=1, log_every=1, stop_after=2))
+    train(imagenet, halves, LoopOptions(save_every=2, keep=1, log_every=1, stop_after=5))
     assert [p.name for p in checkpoints.found(halves / "checkpoints")] == [
         "step_00000003.pt",  # the end of an epoch stays
         "step_00000004.pt",
     ]
-    train(imagenet, halves, Habits(log_every=1, workers=1))
+    train(imagenet, halves, LoopOptions(log_every=1, workers=1))
     whole, again = (
         load_file(tmp_path / name / "model.safetensors") for name in ("whole", "halves")
     )
@@ -122,7 +122,12 @@ def test_a_detector_learns_and_is_the_same_dense_and_eventful(tmp_path: Path) ->
     recipe = Recipe(epochs=20, batch=3, lr=2e-3, weight_decay=0.0, warmup=5, clip=5.0)
     made, run = DetectorPlan(root, augment=Augment(flip=0.0)), tmp_path / "run"
     train_detector(
-        made, tmp_path / "start.safetensors", run, ALONE, recipe=recipe, habits=Habits(log_every=1)
+        made,
+        tmp_path / "start.safetensors",
+        run,
+        ALONE,
+        recipe=recipe,
+        options=LoopOptions(log_every=1),
     )
     losses = [float(r["value"]) for r in read(run / "scalars.csv") if r["name"] == "train/loss"]
     assert losses[-1] < 0.5 * losses[0]
@@ -308,7 +313,7 @@ PAIR = """
 import sys
 from pathlib import Path
 from eventful.paper.train.detector import DetectorPlan, train_detector
-from eventful.paper.train.engine import Habits
+from eventful.paper.train.engine import LoopOptions
 from eventful.paper.train.processes import joined
 from eventful.paper.train.recipes import Recipe
 
@@ -318,9 +323,9 @@ recipe = Recipe(epochs=2, batch=2, lr=1e-3, weight_decay=0.1, warmup=2, decay_ep
 with joined("cpu") as processes:
     assert processes.world == 2
     for name, stop in (("whole", None), ("halves", 2), ("halves", None), ("moved", 2)):
-        habits = Habits(save_every=1, log_every=1, stop_after=stop)
+        options = LoopOptions(save_every=1, log_every=1, stop_after=stop)
         train_detector(plan, root / "cascade.safetensors", out / name, processes, recipe=recipe,
-                       habits=habits)
+                       options=options)
 """
 
 
@@ -346,7 +351,7 @@ def test_two_processes_train_stop_and_go_on_as_two_or_as_one(
         tmp_path / "moved",
         ALONE,
         recipe=QUICK,
-        habits=Habits(log_every=1),
+        options=LoopOptions(log_every=1),
     )
     scalars = {name: read(tmp_path / name / "scalars.csv") for name in ("whole", "moved")}
     losses = {
@@ -370,6 +375,6 @@ def test_what_cannot_be_trained_says_why(imagenet: Path, tmp_path: Path) -> None
         plan(imagenet, freeze="heads")
     with pytest.raises(NonFiniteError, match="step"):
         train(imagenet, tmp_path / "high", lr=1e30, clip=None, warmup=0, epochs=3)
-    train(imagenet, tmp_path / "one", Habits(save_every=1, stop_after=1))
+    train(imagenet, tmp_path / "one", LoopOptions(save_every=1, stop_after=1))
     with pytest.raises(CheckpointError, match=r"recipe\.seed \(0 there, 1 here\)"):
         train(imagenet, tmp_path / "one", seed=1)

@@ -16,7 +16,7 @@ from eventful.models.loading import load_model
 from eventful.models.vivit import ViViT, ViViTConfig, classify_views, prepare
 from eventful.paper.data import ViewPlan
 from eventful.paper.train import checkpoints
-from eventful.paper.train.engine import Habits
+from eventful.paper.train.engine import LoopOptions
 from eventful.paper.train.export import save_model
 from eventful.paper.train.journal import read
 from eventful.paper.train.processes import Processes
@@ -103,7 +103,7 @@ def test_a_cache_goes_on_and_skips_what_is_damaged(kitchen: Path, tmp_path: Path
     before = [path.path.stat().st_mtime_ns for path in first]
     first[0].path.unlink()
     done: list[int] = []
-    run.tell = lambda what, number, count: done.append(count)
+    run.on_cached = lambda what, number, count: done.append(count)
     again = run.vectors(run.val_videos, VIEWS)
     assert done == [1]  # the one that was gone
     assert [c.name for c in again] == [c.name for c in first]
@@ -143,10 +143,12 @@ def test_tuning_lowers_the_loss_and_resumes_to_the_same_weights(
     # Six steps; stop in the middle of the second epoch, twice, without a checkpoint the last time.
     for stop in (2, 3):
         tuning(kitchen, cache).run(
-            tmp_path / "halved", QUICK, Habits(save_every=1, keep=1, log_every=1, stop_after=stop)
+            tmp_path / "halved",
+            QUICK,
+            LoopOptions(save_every=1, keep=1, log_every=1, stop_after=stop),
         )
     assert not (tmp_path / "halved/model.safetensors").exists()
-    resumed = tuning(kitchen, cache).run(tmp_path / "halved", QUICK, Habits(log_every=1))
+    resumed = tuning(kitchen, cache).run(tmp_path / "halved", QUICK, LoopOptions(log_every=1))
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "halved"))
     assert resumed.scores == whole.scores
     steps = [
@@ -163,7 +165,7 @@ def test_tuning_learns_the_actions_and_leaves_the_spatial_model(
     kitchen: Path, cache: Path, tmp_path: Path
 ) -> None:
     recipe = replace(QUICK, epochs=30, dropout=0.1)
-    result = tuning(kitchen, cache, budgets=(1.0,)).run(tmp_path, recipe, Habits(log_every=1))
+    result = tuning(kitchen, cache, budgets=(1.0,)).run(tmp_path, recipe, LoopOptions(log_every=1))
     losses = [
         float(r["value"]) for r in read(tmp_path / "scalars.csv") if r["name"] == "train/loss"
     ]
@@ -180,7 +182,7 @@ def test_tuning_learns_the_actions_and_leaves_the_spatial_model(
 def test_a_run_with_other_settings_is_not_gone_on_with(
     kitchen: Path, cache: Path, tmp_path: Path
 ) -> None:
-    tuning(kitchen, cache).run(tmp_path, QUICK, Habits(save_every=1, stop_after=1))
+    tuning(kitchen, cache).run(tmp_path, QUICK, LoopOptions(save_every=1, stop_after=1))
     with pytest.raises(CheckpointError, match="recipe"):
         tuning(kitchen, cache).run(tmp_path, replace(QUICK, lr=1e-4))
     with pytest.raises(CheckpointError, match="rule"):
@@ -188,7 +190,7 @@ def test_a_run_with_other_settings_is_not_gone_on_with(
 
 
 def test_a_damaged_checkpoint_is_named(kitchen: Path, cache: Path, tmp_path: Path) -> None:
-    tuning(kitchen, cache).run(tmp_path, QUICK, Habits(save_every=1, stop_after=1))
+    tuning(kitchen, cache).run(tmp_path, QUICK, LoopOptions(save_every=1, stop_after=1))
     (path,) = checkpoints.found(tmp_path / "checkpoints")
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=path.name):

@@ -18,11 +18,12 @@ from eventful import Config, TopR
 from eventful.cli.app import app
 from eventful.cli.visualize_run import open_frames
 from eventful.errors import ConfigError, EventfulError, FrameError, MalformedDataError
+from eventful.models.vitdet import Detections
 from eventful.surgery.libraries import load
 from eventful.video.budgets import Budget, budget_at, parse_budget, parse_schedule
 from eventful.video.charts import spread
 from eventful.video.overlay import UpdateView, find_gate, mask_picture, paper_gate
-from eventful.video.scene import ShownBox, UpdateStep, with_boxes
+from eventful.video.scene import UpdateStep, with_boxes
 from eventful.video.sink import VideoSink
 
 pytest.importorskip("matplotlib")
@@ -142,7 +143,10 @@ def test_updated_tokens_keep_their_light() -> None:
 
 def test_boxes_are_drawn_where_they_are() -> None:
     blank = torch.zeros(3, 64, 96)
-    shown = with_boxes(blank, [ShownBox(20, 30, 60, 50, "")])
+    found = Detections(
+        torch.tensor([[20.0, 30.0, 60.0, 50.0]]), torch.ones(1), torch.zeros(1).long()
+    )
+    shown = with_boxes(blank, found, [""])
     touched = shown.amax(dim=0).nonzero()
     assert touched.min(dim=0).values.tolist() == [30, 20]
     assert touched.max(dim=0).values.tolist() == [50, 60]

@@ -383,10 +383,10 @@ def test_sampled_candidates() -> None:
     exact = boxes.BoxCoder((10.0, 10.0, 5.0, 5.0))
     codes = exact.encode(found.boxes, found.goals)[:, None]
     right = 50 * torch.nn.functional.one_hot(found.labels, 6).float()
-    for kind in ("l1", "giou"):
-        perfect = box_losses(right, codes, [found], exact, kind=kind)
-        assert all(abs(float(loss)) < 1e-5 for loss in perfect.values())
-        shifted = box_losses(right, codes + 1, [found], exact, kind=kind)
+    for loss in ("l1", "giou"):
+        perfect = box_losses(right, codes, [found], exact, loss=loss)
+        assert all(abs(float(value)) < 1e-5 for value in perfect.values())
+        shifted = box_losses(right, codes + 1, [found], exact, loss=loss)
         assert float(shifted["box"]) > 0.01
 
 

@@ -164,7 +164,7 @@ def test_damaged_files(content: bytes, message: str, tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=message):
         read_checkpoint(path)
-    with pytest.raises(CheckpointError, match="no file"):
+    with pytest.raises(CheckpointError, match="not a file"):
         read_checkpoint(tmp_path / "absent.pth")
     broken = path.rename(tmp_path / "x.safetensors")
     for reader in (read_checkpoint, load_model):

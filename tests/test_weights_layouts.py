@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eventful.errors import CheckpointError
 from eventful.models.blocks import Block
-from eventful.models.layouts import LAYOUTS
+from eventful.models.key_formats import KEY_FORMATS
 from eventful.models.loading import build, convert_checkpoint, load_model, load_weights, save
 from eventful.models.vitdet import BackboneConfig, ViTDet, ViTDetBackbone, vitdet_b
 from eventful.models.vivit import ViViT, vivit_b_epic, vivit_b_kinetics
@@ -129,7 +129,7 @@ def test_a_detectron2_checkpoint_loads_with_nothing_left_over(
     path.write_bytes(pickle.dumps({"model": arrays, "__author__": "someone"}, protocol=2))
     converted = convert_checkpoint(path, "auto")
     assert converted.report.complete
-    assert (converted.report.layout, len(converted.report.used)) == ("detectron2", len(given))
+    assert (converted.report.format, len(converted.report.used)) == ("detectron2", len(given))
     save(converted, tmp_path / "ours.safetensors")
     model = load_model(tmp_path / "ours.safetensors", size=40)
     assert isinstance(model, ViTDet)
@@ -214,7 +214,7 @@ def test_a_vivit_checkpoint_loads_with_nothing_left_over(epic: bool, tmp_path: P
     nouns = {"head.linear2.weight", "head.linear2.bias"} if epic else set()
     assert set(converted.report.unneeded) == nouns
     assert len(converted.report.used) == len(given) - len(nouns)
-    model = build(converted.kind, converted.config)
+    model = build(converted.model, converted.config)
     assert isinstance(model, ViViT)
     assert load_weights(model, converted.state).complete
     assert torch.equal(
@@ -261,7 +261,7 @@ def test_tables_of_one_size_are_those_of_global_blocks(size: int) -> None:
     theirs = vitdet_of_transformers(use_relative_position_embeddings=True, window_size=0)
     converted = convert_checkpoint(theirs.state_dict())
     assert converted.config["global_blocks"] == (0, 1)
-    ours = build(converted.kind, converted.config).eval()
+    ours = build(converted.model, converted.config).eval()
     load_weights(ours, converted.state)
     frame = torch.randn(1, 3, size, size)
     with torch.no_grad():
@@ -332,14 +332,14 @@ def test_a_detector_takes_what_fits_for_fine_tuning() -> None:
     assert torch.equal(vid.pyramid.p4[0].weight, coco.state["pyramid.p4.0.weight"])
 
 
-def test_layouts_by_name_and_by_key() -> None:
+def test_formats_by_name_and_by_key() -> None:
     with pytest.raises(CheckpointError, match=r"detectron2, transformers, vivit, vid, and auto"):
         convert_checkpoint(filled({"a": (2,)}), "caffe")
-    with pytest.raises(CheckpointError, match="no known layout"):
+    with pytest.raises(CheckpointError, match="no known format"):
         convert_checkpoint(filled({"a": (2,)}))
     with pytest.raises(CheckpointError, match="sizes cannot be read"):
         convert_checkpoint(filled({"a": (2,)}), "vivit")
-    assert all(layout.about for layout in LAYOUTS.values())
+    assert all(known.about for known in KEY_FORMATS.values())
 
 
 def test_files_say_which_model_they_are_for(tmp_path: Path) -> None:
@@ -355,12 +355,21 @@ def test_files_say_which_model_they_are_for(tmp_path: Path) -> None:
 
 def test_files_of_another_version_are_named_as_such(tmp_path: Path) -> None:
     converted = convert_checkpoint(filled(vivit_keys(5, 2, False, 64, 2)))
-    for kind, config in (
+    for model, config in (
         ("vivit", {**converted.config, "wings": 2}),
         ("vitdet", {"backbone": {}}),
         ("slowfast", {}),
     ):
-        save(replace(converted, kind=kind, config=config), tmp_path / "x.safetensors")
+        save(replace(converted, model=model, config=config), tmp_path / "x.safetensors")
         with pytest.raises(CheckpointError, match="another version"):
             load_model(tmp_path / "x.safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]  # written whole
+
+
+def test_the_old_word_for_a_format_still_works() -> None:
+    given = filled(vivit_keys(5, 2, False, 64, 2))
+    converted = convert_checkpoint(given, layout="vivit")
+    assert converted.report.layout == converted.report.format == "vivit"
+    assert converted.kind == converted.model == "vivit"
+    model = build(converted.model, converted.config)
+    assert load_weights(model, given, layout="vivit").complete

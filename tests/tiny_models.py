@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from eventful.models.layouts import LayoutReport
+from eventful.models.key_formats import KeyReport
 from eventful.models.loading import Converted, save
 from eventful.models.vitdet import Target, ViTDet
 from eventful.models.vitdet.model import detector_config
@@ -68,6 +68,6 @@ def recogniser(classes: int = 97) -> ViViT:
 
 def write(model: ViTDet | ViViT, path: Path) -> Path:
     kind = "vitdet" if isinstance(model, ViTDet) else "vivit"
-    report = LayoutReport("own", used={})
+    report = KeyReport("own", used={})
     save(Converted(kind, model.config.to_dict(), model.state_dict(), report), path)
     return path

@@ -85,7 +85,7 @@ def main() -> None:
     say(clock, f"read {sum(len(c.truth) for c in clips)} validation frames")
     device = torch.device(arguments.device)
     where = {**origin(arguments.device), "timm": libraries.load("timm").__version__}
-    kept = folder / f"runs-{where['commit']}"  # those of another commit are not taken for its
+    kept = folder / f"runs-{where['commit']}"  # runs of other commits are not reused
     rows = evaluate(backbone, head, clips, options, device, kept, clock)
     result = {
         "origin": where,

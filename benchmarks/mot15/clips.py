@@ -76,8 +76,8 @@ def load_clips(data: Path, split: str, options: Options) -> list[Clip]:
     for video in open_dataset(data, split):
         if options.sequences and split == "val" and video.name not in options.sequences:
             continue
-        most = options.train_frames if split == "train" else options.val_frames
-        count = min(most or len(video), len(video))
+        limit = options.train_frames if split == "train" else options.val_frames
+        count = min(limit or len(video), len(video))
         if split == "train":
             indices = [k * len(video) // count for k in range(count)]
         else:

@@ -1,9 +1,9 @@
-"""Dense, skipping frames, and every preset: what each finds in a sequence and what it costs."""
+"""Dense, skipping frames, and every preset: detections and costs on each sequence."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,17 @@ from torch import Tensor, nn
 from benchmarks.mot15.clips import Clip
 from benchmarks.mot15.settings import Clock, Options, say
 from benchmarks.mot15.training import as_map, normalised
+from eventful import files
+from eventful.bench.contenders import Contender, Dense, Streamed, schedule
 from eventful.config import Config
 from eventful.models.anchor_free import PointHead
-from eventful.paper.evaluate.metrics import Detections, coco_map50
-from eventful.paper.evaluate.variants import schedule
+from eventful.models.vitdet import Detections
+from eventful.paper.evaluate.metrics import coco_map50
 from eventful.policies import Policy, TopFraction
-from eventful.stream import StreamBatch
+from eventful.stream import Stream, StreamBatch
 from eventful.surgery.conversion import convert
 
-OWN_POLICY = ("fast", "exact")  # presets with a policy of their own, which is measured, too
+OWN_POLICY = ("fast", "exact")  # presets with a default policy, which is also measured
 SKIPS = (2, 3, 4, 6, 8, 12, 16, 32)
 CLASSES = ("person",)
 
@@ -54,57 +56,38 @@ class Run:
     updated: list[float]
     flushed: list[bool]
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        frames = [
-            {"boxes": d.boxes.tolist(), "scores": d.scores.tolist(), "labels": d.labels.tolist()}
-            for d in self.found
-        ]
-        return {**vars(self), "found": frames}
+        return {**vars(self), "found": [detections.to_dict() for detections in self.found]}
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> Run:
-        """The opposite of `plain`."""
-        found = [
-            Detections(
-                torch.tensor(d["boxes"]).reshape(-1, 4),
-                torch.tensor(d["scores"]),
-                torch.tensor(d["labels"], dtype=torch.int64),
-            )
-            for d in data["found"]
-        ]
+        """The inverse of `to_dict`."""
+        found = [Detections.from_dict(detections) for detections in data["found"]]
         return cls(found, data["macs"], data["updated"], data["flushed"])
 
 
 def detect(head: PointHead, tokens: Tensor, size: tuple[int, int]) -> list[Detections]:
-    found = head.detect(as_map(tokens, size), size)
-    return [Detections(d.boxes.cpu(), d.scores.cpu(), d.labels.cpu()) for d in found]
+    return [found.boxes_on_cpu() for found in head.detect(as_map(tokens, size), size)]
 
 
-@torch.no_grad()
 def run_dense(backbone: nn.Module, head: PointHead, clip: Clip, device: torch.device) -> Run:
-    run = Run([], [], [], [])
-    cost, tokens = dense_cost(backbone, clip, device)
-    for frame in clip.frames:
-        features = backbone.forward_features(normalised(frame[None], device))
-        run.found += detect(head, features, clip.size)
-        run.macs.append(cost)
-        run.updated.append(float(tokens))
-        run.flushed.append(True)
+    """The dense model on every frame."""
+    macs, tokens = dense_cost(backbone, clip, device)
+    dense = Dense(backbone.forward_features, macs)
+    (run,) = run_contender(dense, head, clip, device, tokens=tokens)
     return run
 
 
 def dense_cost(backbone: nn.Module, clip: Clip, device: torch.device) -> tuple[int, int]:
     """Operations of one frame, and its tokens, from the record of a flush."""
-    stream = StreamBatch(convert(backbone, Config.paper(TopFraction(1.0))))
-    stream.join("only")
+    stream = Stream(convert(backbone, Config.paper(TopFraction(1.0))))
     stream.call("forward_features", normalised(clip.frames[:1], device))
     record = stream.last
     assert record is not None
     return record.dense_macs, next(iter(record.blocks.values())).shape.tokens
 
 
-@torch.no_grad()
 def run_preset(
     backbone: nn.Module,
     head: PointHead,
@@ -117,24 +100,46 @@ def run_preset(
     batch = StreamBatch(convert(backbone, Config.preset(made[0].preset, fallback=False)))
     for setting in made:
         batch.join(setting.policy, setting.choose())
-    runs = [Run([], [], [], []) for _ in made]
+    streamed = Streamed(batch, "forward_features")
+    return run_contender(streamed, head, clip, device, streams=len(made))
+
+
+@torch.no_grad()
+def run_contender(
+    contender: Contender,
+    head: PointHead,
+    clip: Clip,
+    device: torch.device,
+    *,
+    streams: int = 1,
+    tokens: int = 0,
+) -> list[Run]:
+    """One run per stream of the contender, all on the same frames.
+
+    Args:
+        tokens: updated on each frame by a contender without records.
+    """
+    runs = [Run([], [], [], []) for _ in range(streams)]
     for frame in clip.frames:
-        pixels = normalised(frame[None], device).expand(len(made), -1, -1, -1)
-        found = detect(head, batch.call("forward_features", pixels), clip.size)
-        record = batch.last
-        assert record is not None
-        updated = torch.stack([gate.counts for gate in record.gates.values()]).float().mean(0)
-        operations = record.operations()
+        pixels = normalised(frame[None], device).expand(streams, -1, -1, -1)
+        found = detect(head, contender(pixels), clip.size)
+        record = contender.record
+        if record is None:
+            macs, updated, flushed = [contender.macs], [float(tokens)], [True]
+        else:
+            macs = [operations.total for operations in record.operations()]
+            counts = torch.stack([gate.counts for gate in record.gates.values()])
+            updated, flushed = counts.float().mean(0).tolist(), list(record.flushed)
         for i, run in enumerate(runs):
             run.found.append(found[i])
-            run.macs.append(operations[i].total)
+            run.macs.append(macs[i])
             run.updated.append(float(updated[i]))
-            run.flushed.append(bool(record.flushed[i]))
+            run.flushed.append(bool(flushed[i]))
     return runs
 
 
 def skipped(dense: Run, share: float) -> Run:
-    """The dense model on this share of the frames, evenly, its boxes kept in between."""
+    """The dense model on this share of the frames, evenly, its boxes repeated in between."""
     run, last = Run([], [], [], []), 0
     for t, new in zip(range(len(dense.found)), schedule(share), strict=False):
         last = t if new else last
@@ -197,24 +202,11 @@ def evaluate(
     kept: Path,
     clock: Clock,
 ) -> list[dict[str, Any]]:
-    """Rows of the result. What has run is kept in a folder and not run again."""
-
-    def remembered(key: str, make: Any) -> list[Run]:
-        path = kept / f"{key}.json"
-        if path.exists():
-            return [Run.read(data) for data in json.loads(path.read_text())]
-        if clock.over():
-            raise SystemExit(f"The time is up before {key}. Start again with the same --out.")
-        runs = make()
-        partial = path.with_suffix(".part")
-        partial.write_text(json.dumps([run.plain() for run in runs]))
-        partial.replace(path)
-        say(clock, f"ran {key}")
-        return runs
-
-    kept.mkdir(parents=True, exist_ok=True)
+    """Rows of the result. Finished runs are stored in a folder and not repeated."""
     dense = [
-        remembered(f"dense-{c.name}", lambda c=c: [run_dense(backbone, head, c, device)])[0]
+        stored(kept, f"dense-{c.name}", clock, lambda c=c: [run_dense(backbone, head, c, device)])[
+            0
+        ]
         for c in clips
     ]
     rows = [{"preset": "dense", "policy": "", "share": 1.0, "scores": scores(dense, dense, clips)}]
@@ -225,23 +217,47 @@ def evaluate(
     for preset in options.presets:
         made = settings(preset, options)
         by_clip = [
-            remembered(
-                f"{preset}-{c.name}", lambda c=c, m=made: run_preset(backbone, head, c, m, device)
+            stored(
+                kept,
+                f"{preset}-{c.name}",
+                clock,
+                lambda c=c, m=made: run_preset(backbone, head, c, m, device),
             )
             for c in clips
         ]
         for i, setting in enumerate(made):
-            runs = [runs[i] for runs in by_clip]
-            equal = [
-                skipped(d, min(1.0, sum(r.macs) / sum(d.macs)))
-                for r, d in zip(runs, dense, strict=True)
-            ]
-            row = {**asdict(setting), "scores": scores(runs, dense, clips)}
-            rows.append({**row, "skip": scores(equal, dense, clips)})
-            top = row["scores"][0]
-            say(
-                clock,
-                f"{preset:10} {setting.policy:8} mAP50 {top['map50']:.3f} at {top['cost']:.1%} "
-                f"of the operations, skipping {rows[-1]['skip'][0]['map50']:.3f}",
-            )
+            rows.append(compared(setting, [runs[i] for runs in by_clip], dense, clips, clock))
     return rows
+
+
+def stored(folder: Path, key: str, clock: Clock, make: Callable[[], list[Run]]) -> list[Run]:
+    """Runs from their file, or made now and written to it."""
+    path = folder / f"{key}.json"
+    if path.exists():
+        return [Run.read(data) for data in json.loads(path.read_text())]
+    if clock.over():
+        raise SystemExit(f"The time is up before {key}. Start again with the same --out.")
+    runs = make()
+    files.write_json(path, [run.to_dict() for run in runs], indent=None)
+    say(clock, f"ran {key}")
+    return runs
+
+
+def compared(
+    setting: Setting,
+    runs: Sequence[Run],
+    dense: Sequence[Run],
+    clips: Sequence[Clip],
+    clock: Clock,
+) -> dict[str, Any]:
+    """The row of a setting, with the scores of frame skipping at its cost."""
+    equal = [
+        skipped(d, min(1.0, sum(r.macs) / sum(d.macs))) for r, d in zip(runs, dense, strict=True)
+    ]
+    own, skip = scores(runs, dense, clips), scores(equal, dense, clips)
+    say(
+        clock,
+        f"{setting.preset:10} {setting.policy:8} mAP50 {own[0]['map50']:.3f} at "
+        f"{own[0]['cost']:.1%} of the operations, skipping {skip[0]['map50']:.3f}",
+    )
+    return {**asdict(setting), "scores": own, "skip": skip}

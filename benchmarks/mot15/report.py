@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from benchmarks.mot15.contest import Score
 from benchmarks.mot15.settings import ROOT
+from eventful import files
 from eventful.bench.tables import put
 from eventful.surgery import libraries
 
@@ -31,7 +31,7 @@ LEGEND = {"loc": "outside lower center", "ncol": 9, "fontsize": 8, "frameon": Fa
 
 def write(result: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").write_text(json.dumps(result, indent=1) + "\n")
+    files.write_json(folder / "results.json", result)
     where = result["origin"]
     with (folder / "results.csv").open("w", newline="") as file:
         columns = ["preset", "policy", *Score.__annotations__, "skip_map50", "skip_cost"]

@@ -1,13 +1,13 @@
-"""What a run does, how long it may take, and where its files may lie."""
+"""Options of a run, its time limit, and where its files may be."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from eventful import files
 from eventful.config import PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -18,7 +18,7 @@ SHARES = (0.03, 0.06, 0.12, 0.25)
 
 @dataclass(frozen=True)
 class Options:
-    """What a run does; everything that changes its numbers."""
+    """Options that change the numbers of a run."""
 
     width: int = 644
     steps: int = 4000
@@ -57,7 +57,7 @@ def say(clock: Clock, text: str) -> None:
 
 
 def refuse_tracked(out: Path) -> None:
-    """Weights trained on MOT15 are not to be shipped, so a tracked folder is no place for them."""
+    """Weights trained on MOT15 are not to be shipped, so they must not be in a tracked folder."""
     inside = out.resolve()
     if not inside.is_relative_to(ROOT):
         return
@@ -66,11 +66,11 @@ def refuse_tracked(out: Path) -> None:
     if not any(inside.is_relative_to(folder) for folder in ignored):
         raise SystemExit(
             f"{out} is a tracked folder, and the head trained on MOT15 must stay out of the "
-            f"repository. Take one outside, or below {', '.join(p.name for p in ignored)}."
+            f"repository. Use one outside, or below {', '.join(p.name for p in ignored)}."
         )
 
 
 def fingerprint(options: Options, weights: Path, device: str) -> str:
-    """What a head and its runs belong to; a run with other options starts afresh."""
+    """Digest of the options; a run with other options starts anew."""
     text = json.dumps([asdict(options), weights.stat().st_size, weights.name, device])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return files.digest([text])[:12]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from benchmarks.mot15.clips import Clip, fit, load_clips, scaled
 from benchmarks.mot15.settings import BACKBONE, PATCH, Clock, Options, say
+from eventful import files
 from eventful.bench.results import origin
 from eventful.models.anchor_free import PointHead, PointHeadConfig
 from eventful.models.vitdet import Target
@@ -22,7 +23,7 @@ from eventful.paper.data import Box
 from eventful.surgery import libraries
 
 PIXEL_MEAN, PIXEL_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-PROBE = 50  # steps after which the time of one is known
+PROBE = 50  # steps after which the time per step is estimated
 
 
 def build_backbone(weights: Path, device: torch.device) -> nn.Module:
@@ -53,18 +54,20 @@ class Example:
     target: Target
 
 
-def view(frames: Tensor, boxes: list[Box], chance: random.Random, kind: int) -> tuple[Tensor, Any]:
+def view(
+    frames: Tensor, boxes: list[Box], chance: random.Random, number: int
+) -> tuple[Tensor, Any]:
     """The frame itself (0), mirrored (1), or a random part of it, enlarged (2 and up)."""
     height, width = frames.shape[-2:]
     kept = boxes
-    if kind >= 2:
+    if number >= 2:
         zoom = chance.uniform(0.45, 0.95)
         h, w = round(height * zoom), round(width * zoom)
         top, left = chance.randint(0, height - h), chance.randint(0, width - w)
         frames = fit(frames[..., top : top + h, left : left + w], (height, width))
         moved = [cut(b, left, top, w, h) for b in boxes]
         kept = scaled([b for b in moved if b is not None], width / w, height / h)
-    if kind == 1 or (kind >= 2 and chance.random() < 0.5):
+    if number == 1 or (number >= 2 and chance.random() < 0.5):
         frames = frames.flip(-1)
         kept = [replace(b, x1=width - b.x2, x2=width - b.x1) for b in kept]
     return frames, kept
@@ -178,5 +181,6 @@ def trained(
         "log": log,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save({"head": head.state_dict(), "about": about}, path)
+    with files.replacing(path) as partial:
+        torch.save({"head": head.state_dict(), "about": about}, partial)
     return head, about

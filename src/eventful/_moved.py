@@ -26,6 +26,7 @@ MOVED = {
     "footprint": "cost.footprint",
     "gating": "rules.gate",
     "layout": "tokens.layout",
+    "models.layouts": "models.key_formats",
     "relative": "rules.relative",
     "selection": "tokens.selection",
     "slots": "memory.slots",

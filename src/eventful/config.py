@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from eventful.errors import ConfigError
+from eventful.errors import ConfigError, MissingDependencyError
 from eventful.policies import NoiseThreshold, Policy, policy_from_dict, policy_to_dict
 
 Gating = Literal["operator", "block", "frame"]
@@ -266,14 +266,19 @@ class Config:
             raise ConfigError(f"Not valid TOML: {error}.") from None
 
     def to_toml(self) -> str:
-        """TOML text that `from_toml` reads back."""
-        values = self.to_dict()
-        tables = {name: values.pop(name) for name in ("policy", "scene_cut") if name in values}
-        lines = [f"{name} = {_toml(value)}" for name, value in values.items()]
-        for table, entries in tables.items():
-            lines += ["", f"[{table}]"]
-            lines += [f"{name} = {_toml(value)}" for name, value in entries.items()]
-        return "\n".join(lines) + "\n"
+        """TOML text that `from_toml` reads back.
+
+        Raises:
+            MissingDependencyError: tomli-w is not installed.
+        """
+        try:
+            import tomli_w
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(
+                "tomli-w is not installed, and writing TOML needs it. Install it with: "
+                'pip install "eventful-transformers[cli]"'
+            ) from error
+        return tomli_w.dumps(self.to_dict())
 
 
 PRESETS = ("fast", "exact", "paper", "tokenwise", "stgt")
@@ -335,12 +340,3 @@ def _nearest(config: Config) -> tuple[str | None, dict[str, Any]]:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
-        inner = ", ".join(f'"{name}" = {_toml(entry)}' for name, entry in value.items())
-        return "{ " + inner + " }"
-    return f'"{value}"' if isinstance(value, str) else repr(value)

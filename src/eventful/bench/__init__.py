@@ -1,1 +1,1 @@
-"""Measuring time: every rule beside the strongest dense path, frame by frame in one run."""
+"""Measures time: every update rule and the fastest dense path, frame by frame in one run."""

@@ -1,4 +1,4 @@
-"""What is measured: models by name, and the clip they are measured on."""
+"""Benchmark models by name, and the clip they are measured on."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from eventful.surgery import libraries
 
 @dataclass(frozen=True)
 class Subject:
-    """A kind of model with random weights, at any frame size and depth.
+    """A model with random weights, at any frame size and depth.
 
     Attributes:
         make: the model for frames of `size` pixels, with `depth` blocks under `blocks`.
-        size: side of the frame in pixels where none is asked for.
-        r: tokens to update where none is asked for, about an eighth.
+        size: default side of the frame in pixels.
+        r: default number of tokens to update, about an eighth.
         patch: side of a patch in pixels.
-        depth: blocks where no number is asked for.
+        depth: default number of blocks.
     """
 
     make: Callable[[int, int], nn.Module]
@@ -34,7 +34,7 @@ class Subject:
 
     @property
     def patches(self) -> int:
-        """Patch tokens of a frame of the usual size."""
+        """Patch tokens of a frame of the default size."""
         return (self.size // self.patch) ** 2
 
 
@@ -90,7 +90,7 @@ SUBJECTS = {
 
 
 def subject(name: str) -> Subject:
-    """A subject by name."""
+    """A benchmark model by name."""
     if name not in SUBJECTS:
         known = ", ".join(SUBJECTS)
         raise UnsupportedError(f"There is no benchmark model {name!r}; there are {known}.")

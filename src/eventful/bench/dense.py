@@ -1,4 +1,4 @@
-"""The dense paths a user could pick, each built, checked against eager and tried once."""
+"""The dense paths of a device: eager, CUDA graph, compiled and others, each checked and timed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ TOO_FAR = 0.1  # relative error beyond which a path does not compute the same fu
 
 @dataclass
 class DensePaths:
-    """Ways to run the model whole, by name, with the milliseconds of each one's trial.
+    """Dense paths by name, with the milliseconds of each one's trial.
 
     Attributes:
-        notes: a line for each path that could not be had, with the reason.
+        notes: a line for each path that is not available, with the reason.
     """
 
     runs: dict[str, Forward] = field(default_factory=dict)
@@ -36,11 +36,11 @@ class DensePaths:
 
 
 @dataclass(frozen=True)
-class Workshop:
-    """What the paths are built from.
+class DenseSpec:
+    """The model and options from which dense paths are built.
 
     Attributes:
-        mode: of `torch.compile`; "" for the usual one of the device.
+        mode: of `torch.compile`; "" for the default of the device.
     """
 
     model: nn.Module
@@ -62,72 +62,72 @@ class Workshop:
         return made
 
 
-def dense_paths(shop: Workshop, tick: Callable[[str], None] = lambda _: None) -> DensePaths:
+def dense_paths(spec: DenseSpec, tick: Callable[[str], None] = lambda _: None) -> DensePaths:
     """Every path this device offers, in the example's precision or a lower one.
 
-    A path that cannot be built, or strays from eager, is left out with a note. This package's own
+    A path that cannot be built, or differs from eager, is left out with a note. This package's own
     models resize their position tables once, for the example's size, as they do in a stream.
     """
     found = DensePaths()
-    height, width = shop.example.shape[-2:]
-    shop = replace(shop, model=at_size(shop.model, (height, width)))
-    if shop.compiled:
+    height, width = spec.example.shape[-2:]
+    spec = replace(spec, model=at_size(spec.model, (height, width)))
+    if spec.compiled:
         torch.compiler.reset()  # models of earlier runs would use up the limit of recompilations
-    expected = _no_grad(shop.model)(shop.example).clone()
-    for name, build in _recipes(shop, found):
+    expected = _no_grad(spec.model)(spec.example).clone()
+    for name, build in _recipes(spec, found):
         tick(f"building dense {name}")
         try:
             run = build()
-            strayed = gap(run(shop.example), expected)
-            if not strayed <= TOO_FAR:
-                found.notes.append(f"dense {name} left out: differs from eager by {strayed:.1e}")
+            difference = gap(run(spec.example), expected)
+            if not difference <= TOO_FAR:
+                found.notes.append(f"dense {name} left out: differs from eager by {difference:.1e}")
                 continue
-            found.trial_ms[name] = _trial(run, shop.example)
+            found.trial_ms[name] = _trial(run, spec.example)
             found.runs[name] = run
-        except Exception as error:  # whatever a compiler throws: the other paths still count
+        except Exception as error:  # compilers raise many types; the other paths remain
             found.notes.append(f"dense {name} failed: {_brief(error)}")
-            _recover(shop.example.device)
+            _recover(spec.example.device)
     return found
 
 
-def _recipes(shop: Workshop, found: DensePaths) -> Iterator[tuple[str, Callable[[], Forward]]]:
-    """Names and builders, in order; later ones are offered only if earlier trials justify them."""
-    yield "eager", lambda: _no_grad(shop.model)
-    if shop.cuda:
-        yield "graph", lambda: _graphed(shop.model, shop.example)
-    if shop.compiled:
-        inner = shop.compile(shop.model)
+def _recipes(spec: DenseSpec, found: DensePaths) -> Iterator[tuple[str, Callable[[], Forward]]]:
+    """Names and builders, in order; some depend on the trials of earlier ones."""
+    yield "eager", lambda: _no_grad(spec.model)
+    if spec.cuda:
+        yield "graph", lambda: _graphed(spec.model, spec.example)
+    if spec.compiled:
+        inner = spec.compile(spec.model)
         yield "compile", lambda: _no_grad(inner)
-        if shop.cuda and "compile" in found.runs:
-            yield "compile+graph", lambda: _graphed(inner, shop.example)
-    if not shop.cuda:
-        yield from _cpu_recipes(shop, found)
+        if spec.cuda and "compile" in found.runs:
+            yield "compile+graph", lambda: _graphed(inner, spec.example)
+    if not spec.cuda:
+        yield from _cpu_recipes(spec, found)
 
 
-def _cpu_recipes(shop: Workshop, found: DensePaths) -> Iterator[tuple[str, Callable[[], Forward]]]:
-    if shop.example.dtype == torch.float32 and not _bf16_pays():
+def _cpu_recipes(spec: DenseSpec, found: DensePaths) -> Iterator[tuple[str, Callable[[], Forward]]]:
+    if spec.example.dtype == torch.float32 and not _bf16_pays():
         found.notes.append("dense bf16 not measured: this CPU multiplies slower in it")
-    elif shop.example.dtype == torch.float32:
-        half = copy.deepcopy(shop.model).to(torch.bfloat16)
+    elif spec.example.dtype == torch.float32:
+        half = copy.deepcopy(spec.model).to(torch.bfloat16)
         yield "bf16", lambda: _cast(_no_grad(half), torch.bfloat16)
         trial = found.trial_ms
-        if shop.compiled and trial.get("bf16", float("inf")) < 1.2 * trial["eager"]:
-            compiled_half = shop.compile(half)
+        if spec.compiled and trial.get("bf16", float("inf")) < 1.2 * trial["eager"]:
+            compiled_half = spec.compile(half)
             yield "compile-bf16", lambda: _cast(_no_grad(compiled_half), torch.bfloat16)
     if importlib.util.find_spec("openvino") is None:
         found.notes.append("dense openvino not measured: not installed")
         return
-    for hint in _openvino_precisions(shop.example.dtype):
-        yield f"openvino-{hint}", partial(_openvino, shop.model, shop.example, hint)
+    for hint in _openvino_precisions(spec.example.dtype):
+        yield f"openvino-{hint}", partial(_openvino, spec.model, spec.example, hint)
 
 
 @lru_cache(maxsize=1)
 def _bf16_pays() -> bool:
     """Whether this CPU multiplies in bf16 at nearly the speed of fp32, or faster."""
     seconds = {}
-    for kind in (torch.float32, torch.bfloat16):
-        a = torch.ones(512, 512, dtype=kind)
-        seconds[kind] = min(timed(lambda x: x @ x, a)[1] for _ in range(3))
+    for dtype in (torch.float32, torch.bfloat16):
+        a = torch.ones(512, 512, dtype=dtype)
+        seconds[dtype] = min(timed(lambda x: x @ x, a)[1] for _ in range(3))
     return seconds[torch.bfloat16] < 1.5 * seconds[torch.float32]
 
 
@@ -172,7 +172,7 @@ def _graphed(model: Callable[[Tensor], Tensor], example: Tensor) -> Forward:
 
 
 def _openvino_precisions(dtype: torch.dtype) -> list[str]:
-    """What OpenVINO can compute in here, no finer than the row's own precision."""
+    """Precisions OpenVINO supports here, none finer than the row's own."""
     ov: Any = libraries.load("openvino")
     native = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return ["f32"] * (dtype == torch.float32) + ["bf16"] * native
@@ -180,10 +180,10 @@ def _openvino_precisions(dtype: torch.dtype) -> list[str]:
 
 def _openvino(model: nn.Module, example: Tensor, hint: str) -> Forward:
     ov: Any = libraries.load("openvino")
-    plain = copy.deepcopy(model).float()
+    full = copy.deepcopy(model).float()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the tracer's, about every Python number it meets
-        traced = ov.convert_model(plain, example_input=example.float(), input=[example.shape])
+        warnings.simplefilter("ignore")  # the tracer warns about every Python number
+        traced = ov.convert_model(full, example_input=example.float(), input=[example.shape])
     options = {
         "INFERENCE_PRECISION_HINT": hint,
         "PERFORMANCE_HINT": "LATENCY",
@@ -198,14 +198,14 @@ def _openvino(model: nn.Module, example: Tensor, hint: str) -> Forward:
 
 
 def _brief(error: Exception) -> str:
-    """One line of a message that may have hundreds."""
+    """The first line of an error message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return text[:160]
 
 
 def _recover(device: torch.device) -> None:
-    """A failed capture leaves an error behind, which the next call would report as its own."""
+    """Clear the error of a failed capture, which the next call would report otherwise."""
     try:
         wait(device)
     except RuntimeError:

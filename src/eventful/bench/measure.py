@@ -1,4 +1,4 @@
-"""Contenders in turn on each frame, so that all of them meet the same machine."""
+"""Times contenders in turn on each frame, so that all run under the same conditions."""
 
 from __future__ import annotations
 
@@ -12,54 +12,36 @@ import torch
 from torch import Tensor
 
 from eventful.bench.cases import clip
-from eventful.bench.dense import DensePaths, Workshop, dense_paths
+from eventful.bench.contenders import Dense, Measured, Streamed
+from eventful.bench.dense import DensePaths, DenseSpec, dense_paths
 from eventful.bench.memory import graph_pool_bytes, peak_of
 from eventful.bench.parity import open_stream, verify
 from eventful.bench.rows import Row, Setting
-from eventful.bench.timing import Forward, gap, in_turn, pipelined, timed
+from eventful.bench.timing import gap, in_turn, pipelined, timed
 from eventful.errors import ParityError
-from eventful.stream import Stream, StreamBatch
 from eventful.surgery.conversion import inspect
 
 WARM = 3  # steps of every contender before any is timed: a flush and two steady ones
 FLUSHES = {"cpu": 1, "cuda": 5}
 ROUNDS, IN_FLIGHT = 5, 8  # of pipelined frames
-DISTINCT = 16  # frames held; a longer run goes round
-UNSTEADY = 1.5  # ratio of the slow to the fast fifth of dense frames that earns a remark
+DISTINCT = 16  # distinct frames; a longer run repeats them
+UNSTEADY = 1.5  # ratio of the slow to the fast fifth of dense frames from which on a note is made
 SLOW = 1.5  # a dense path this many times slower than the fastest is not run on every frame
 
 Tick = Callable[[str], None]
 
 
 @dataclass
-class Contender:
-    """One way to run the model: its times and outputs' errors, frame by frame.
+class Entry(Measured):
+    """A contender with its times in flight and of flushes.
 
     Attributes:
-        stream: what is stepped; None for a dense path.
         pool: bytes of CUDA graphs that it captured.
     """
 
-    run: Forward
-    stream: Stream | StreamBatch | None = None
     pool: int = 0
-    ms: list[float] = field(default_factory=list)
     pipelined_ms: list[float] = field(default_factory=list)
     flush_ms: list[float] = field(default_factory=list)
-    error: list[float] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, stream: Stream | StreamBatch) -> Contender:
-        """A stream, called as a user calls it."""
-        return cls(stream, stream)
-
-    def flush(self) -> None:
-        """Make the next frame recompute everything."""
-        if isinstance(self.stream, StreamBatch):
-            for name in self.stream.streams:
-                self.stream.flush(name)
-        elif self.stream is not None:
-            self.stream.flush()
 
 
 @dataclass
@@ -76,8 +58,8 @@ class Run:
     setting: Setting
     frames: list[Tensor]
     trials: DensePaths
-    dense: dict[str, Contender]
-    streams: dict[tuple[str, int], Contender]
+    dense: dict[str, Entry]
+    streams: dict[tuple[str, int], Entry]
     truth: dict[int, Tensor] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -87,12 +69,12 @@ class Run:
         return self.frames[0].device
 
     @property
-    def contenders(self) -> list[Contender]:
+    def contenders(self) -> list[Entry]:
         """Dense paths and streams."""
         return [*self.dense.values(), *self.streams.values()]
 
     def frame(self, number: int) -> Tensor:
-        """Frame by number; after the last comes the first."""
+        """Frame by number, modulo the number of distinct frames."""
         return self.frames[number % len(self.frames)]
 
 
@@ -100,7 +82,7 @@ def measure(setting: Setting, tick: Tick = lambda _: None) -> list[Row]:
     """Check parity, then measure every preset at every r beside the dense paths.
 
     Args:
-        tick: told what is being done.
+        tick: called with a description of each stage.
 
     Raises:
         ParityError: a contender does not compute what it should; nothing was timed.
@@ -122,20 +104,20 @@ def check(setting: Setting, tick: Tick = lambda _: None) -> None:
 
 
 def prepare(setting: Setting, tick: Tick) -> Run:
-    """Build the model, check parity, and open every contender."""
+    """Build the model, check parity, and create every contender."""
     model, frames = _build(setting, tick)
     verify(setting, model, frames, tick)
-    shop = Workshop(model, frames[0], setting.compiled, setting.compile_mode)
-    trials = dense_paths(shop, tick)
+    spec = DenseSpec(model, frames[0], setting.compiled, setting.compile_mode)
+    trials = dense_paths(spec, tick)
     fastest = min(trials.trial_ms.values())
     dense, notes = {}, [*setting.notes, *trials.notes]
     for name, run in trials.runs.items():
         if name == "eager" or trials.trial_ms[name] <= SLOW * fastest:
-            dense[name] = Contender(run)
+            dense[name] = Entry(Dense(run))
         else:
             notes.append(f"dense {name} timed in its trial only: slow")
     streams = {
-        (preset, r): Contender.of(open_stream(model, setting.config(preset, r), setting.batch))
+        (preset, r): Entry(Streamed(open_stream(model, setting.config(preset, r), setting.batch)))
         for preset in setting.presets
         for r in setting.budgets
     }
@@ -153,22 +135,22 @@ def _build(setting: Setting, tick: Tick) -> tuple[torch.nn.Module, list[Tensor]]
 
 
 def _warm_up(run: Run, tick: Tick) -> None:
-    """Each contender alone, so that what it captures or compiles is its own."""
+    """Warm up one contender after the other, to know which captured which CUDA graphs."""
     for number, contender in enumerate(run.contenders):
         tick(f"warming up contender {number + 1} of {len(run.contenders)}")
         before = graph_pool_bytes(run.device)
-        for t in range(WARM if contender.stream is not None else 1):
+        for t in range(WARM if isinstance(contender.run, Streamed) else 1):
             contender.run(run.frame(t - WARM))
         contender.pool = graph_pool_bytes(run.device) - before
 
 
 def _time_flushes(run: Run, tick: Tick) -> None:
-    """Flushes apart, each followed by a steady step that is not timed."""
+    """Time flushes, each followed by a steady step that is not timed."""
     streams = list(run.streams.values())
     for turn in range(FLUSHES[run.device.type]):
         tick("timing flushes")
         for contender in in_turn(streams, turn):
-            contender.flush()
+            contender.run.flush()
             contender.flush_ms.append(timed(contender.run, run.frame(-2))[1])
             contender.run(run.frame(-1))
 
@@ -181,7 +163,7 @@ def _time_steady(run: Run, tick: Tick) -> None:
         for contender in in_turn(contenders, t):
             output, ms = timed(contender.run, run.frame(t))
             contender.ms.append(ms)
-            outputs.append((contender, output.clone()))  # a graph or a buffer is written again
+            outputs.append((contender, output.clone()))  # the next call may overwrite the output
         truth = next(output for contender, output in outputs if contender is run.dense["eager"])
         run.truth.setdefault(t % len(run.frames), truth)
         for contender, output in outputs:
@@ -210,8 +192,8 @@ def _time_pipelined(run: Run, tick: Tick) -> None:
 
 def _row(run: Run, preset: str, r: int) -> Row:
     setting, contender = run.setting, run.streams[preset, r]
-    stream = contender.stream
-    assert stream is not None
+    assert isinstance(contender.run, Streamed)
+    stream = contender.run.stream
     assert stream.last is not None
     medians = {name: statistics.median(path.ms) for name, path in run.dense.items()}
     best = min(medians, key=lambda name: medians[name])
@@ -260,7 +242,7 @@ def _row(run: Run, preset: str, r: int) -> Row:
 
 
 def _unsteady(dense_ms: Sequence[float]) -> list[str]:
-    """A remark where the same dense work took very different times: something else was running."""
+    """A note if dense times vary much, which other load on the machine causes."""
     low, high = _fifths(dense_ms)
     if high <= UNSTEADY * low:
         return []
@@ -268,7 +250,7 @@ def _unsteady(dense_ms: Sequence[float]) -> list[str]:
 
 
 def _fifths(values: Sequence[float]) -> tuple[float, float]:
-    """The values below which a fifth and four fifths lie."""
+    """The 20th and the 80th percentile."""
     if len(values) < 2:
         return values[0], values[0]
     cuts = statistics.quantiles(values, n=5)

@@ -19,7 +19,7 @@ def peak_of(call: Callable[[], object], device: torch.device) -> int:
         call()
         torch.cuda.synchronize(device)
         return int(torch.cuda.max_memory_allocated(device)) - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler greets on stderr otherwise
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep the profiler from printing to stderr
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         call()
     results: Any = seen.profiler
@@ -32,7 +32,7 @@ def peak_of(call: Callable[[], object], device: torch.device) -> int:
 
 
 def graph_pool_bytes(device: torch.device) -> int:
-    """Bytes set aside for the private pools of CUDA graphs, which no peak of a call shows."""
+    """Bytes of the private pools of CUDA graphs, which the peak of a call does not include."""
     if device.type != "cuda":
         return 0
     return sum(

@@ -1,4 +1,4 @@
-"""Whether what is about to be timed computes what it should; a wrong rule is never timed.
+"""Checks that contenders compute the right result before anything is timed.
 
 Two laws. With every token selected, a stream gives what the dense model gives. And a steady step
 of `fast` gives what the rule's definition gives, worked out on the original model with hooks and
@@ -23,13 +23,13 @@ from eventful.surgery.conversion import convert
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 EVERYTHING = 10**9  # more tokens than any model has
 FRAMES = 3  # a flush and two steady steps
-CLEARLY = 1.02  # how far above the cut an error must lie to be surely selected
+CLEARLY = 1.02  # factor above the cut from which an error must be selected
 
 
 def open_stream(
     model: nn.Module, config: Config, batch: int, *, maps: bool = False
 ) -> Stream | StreamBatch:
-    """What a user would step: a stream for one video, a batch of streams for more."""
+    """A stream for one video, a batch of streams for more."""
     converted = convert(model, config)
     if batch == 1:
         return Stream(converted, maps=maps)
@@ -45,7 +45,7 @@ def verify(
     frames: Sequence[Tensor],
     tick: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Both laws for every contender of a run.
+    """Check both laws for every contender of a run.
 
     Raises:
         ParityError: something differs; the message says what, where and by how much.
@@ -95,17 +95,17 @@ def check_steady(setting: Setting, model: nn.Module, r: int, frames: Sequence[Te
         if not all(stream.last.flushed):
             _check_selection(setting, config, where, rule.error, mask, r)
         got_rows, expected_rows = _tokens(got, mask), _tokens(expected, mask)
-        for kind, part in (("selected", mask), ("kept", ~mask)):
+        for name, part in (("selected", mask), ("kept", ~mask)):
             if part.any():
                 _compare(
                     setting,
-                    f"{where}, {kind} rows, against the rule worked out on the dense model",
+                    f"{where}, {name} rows, against the rule worked out on the dense model",
                     gap(got_rows[part], expected_rows[part]),
                 )
 
 
 class RememberedTokens:
-    """The rule of `fast`, from its definition: each block sees unselected tokens as remembered."""
+    """The rule of `fast` by its definition: blocks get remembered values for unselected tokens."""
 
     def __init__(self, model: nn.Module) -> None:
         blocks = getattr(model, "blocks", None)
@@ -154,7 +154,7 @@ def _check_selection(
 ) -> None:
     """At least r tokens, among them those that changed clearly most.
 
-    Protected tokens and the refresh in turn count toward r, so only the rest is sure.
+    Protected tokens and the refresh in turn count toward r, so only the remaining part is certain.
     """
     tokens = error.shape[1]
     count = int(mask.sum(dim=1).min())

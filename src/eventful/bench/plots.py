@@ -45,7 +45,7 @@ STYLE = {
 
 
 def render(runs: Sequence[Record], swept: Sequence[Record], folder: Path) -> list[Path]:
-    """Write every picture there are rows for; returns the files, the comparison first."""
+    """Write every picture for which there are rows; returns the files, the comparison first."""
     matplotlib: Any = libraries.load("matplotlib")
     matplotlib.use("Agg")
     folder.mkdir(parents=True, exist_ok=True)
@@ -125,29 +125,7 @@ def _compare(
     axes.axhspan(tall[0], 1, color=WARNING, alpha=0.06, linewidth=0, zorder=0)
     axes.axhline(1, color=WARNING, linewidth=0.8, alpha=0.6, zorder=1)
     for record in records:
-        x, y = _point(record)
-        axes.plot(
-            x,
-            y,
-            linestyle="",
-            marker=marks[record["model"]],
-            markersize=8.5,
-            color=COLOURS.get(record["preset"], INK),
-            markeredgecolor="white",
-            markeredgewidth=0.9,
-            zorder=3,
-        )
-        if record["batch"] != "1":
-            axes.annotate(
-                f"×{record['batch']}",
-                (x, y),
-                (6, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=7.5,
-                color="#555555",
-                zorder=4,
-            )
+        _draw_point(axes, record, marks[record["model"]])
     for scale in (axes.set_xscale, axes.set_yscale):
         scale("log", base=2)
     for axis in (axes.xaxis, axes.yaxis):
@@ -182,8 +160,35 @@ def _compare(
     )
 
 
+def _draw_point(axes: Any, record: Record, marker: str) -> None:
+    """One row, with its batch size where that is not 1."""
+    x, y = _point(record)
+    axes.plot(
+        x,
+        y,
+        linestyle="",
+        marker=marker,
+        markersize=8.5,
+        color=COLOURS.get(record["preset"], INK),
+        markeredgecolor="white",
+        markeredgewidth=0.9,
+        zorder=3,
+    )
+    if record["batch"] != "1":
+        axes.annotate(
+            f"×{record['batch']}",
+            (x, y),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7.5,
+            color="#555555",
+            zorder=4,
+        )
+
+
 def _as_times(value: float) -> str:
-    """Powers of two as a reader says them: 4x, 1x, 1/4."""
+    """Powers of two as text: 4x, 1x, 1/4."""
     return f"{value:g}x" if value >= 1 else f"1/{1 / value:g}"
 
 
@@ -317,7 +322,7 @@ def _line(records: Sequence[Record], column: str, name: str) -> tuple[list[float
 
 
 def _ideal(records: Sequence[Record], column: str) -> Iterator[tuple[float, float]]:
-    """Dense at its best times the share of the operations: what saving could come to."""
+    """The fastest dense time multiplied by the share of operations: the ideal saving."""
     for record in sorted(records, key=lambda record: float(record[column])):
         x, dense = number(record, column), number(record, "dense_best_ms")
         ratio = number(record, "macs_ratio")

@@ -1,4 +1,4 @@
-"""Results as files: one CSV row per measurement, with where it came from."""
+"""Results as files: one CSV row per measurement, with its origin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from eventful import __version__
+from eventful import __version__, files
 from eventful.bench.rows import Row
 
 ORIGIN = ("date", "device_name", "threads", "torch", "cuda", "timm", "python", "eventful", "commit")
@@ -27,8 +27,8 @@ Record = dict[str, str]  # one row as text, by column; "" where an older file ha
 
 def origin(device: str) -> Record:
     """Device, versions and commit of a measurement made now."""
-    kind = torch.device(device)
-    name = torch.cuda.get_device_name(kind) if kind.type == "cuda" else _cpu_name()
+    place = torch.device(device)
+    name = torch.cuda.get_device_name(place) if place.type == "cuda" else _cpu_name()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device_name": name,
@@ -43,7 +43,7 @@ def origin(device: str) -> Record:
 
 
 def append(path: Path, rows: Sequence[Row], where: Mapping[str, str], over: str = "") -> None:
-    """Add rows to a CSV file, which is made if it is not there.
+    """Add rows to a CSV file, creating it if needed.
 
     A file from before a column was added gets it, empty in the old rows.
 
@@ -56,12 +56,10 @@ def append(path: Path, rows: Sequence[Row], where: Mapping[str, str], over: str 
     columns = [*COLUMNS, *(name for name in known if name not in COLUMNS)]
     made = [{"over": over, **_as_text(row), **where} for row in rows]
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")  # an interruption must not cost the old rows
-    with draft.open("w", newline="") as file:
+    with files.replacing(path) as partial, partial.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows([*kept, *made])
-    draft.replace(path)
 
 
 def read(path: Path) -> list[Record]:
@@ -147,10 +145,10 @@ def _cpu_name() -> str:
 def _commit() -> str:
     """Commit of the working tree eventful runs from, with + if it has changes; '' if unknown.
 
-    EVENTFUL_COMMIT tells it where a copy without its repository is measured.
+    EVENTFUL_COMMIT overrides it, for a copy without its repository.
     """
-    if told := os.environ.get("EVENTFUL_COMMIT"):
-        return told
+    if given := os.environ.get("EVENTFUL_COMMIT"):
+        return given
     here = Path(__file__).resolve().parent.parent
     try:
         head = _git(here, "rev-parse", "--short", "HEAD")

@@ -1,4 +1,4 @@
-"""What is asked of one run, and what one measurement holds."""
+"""Settings of one benchmark run, and the row of one measurement."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class Setting:
         return made
 
     def config(self, preset: str, r: int) -> Config:
-        """The update rule of one contender. A benchmark decides itself what is a flush."""
-        plain: dict[str, object] = {}
+        """The update rule of one contender, with scene cuts and fallback off."""
+        fixed: dict[str, object] = {}
         if preset in ("fast", "exact"):
-            plain = {"scene_cut": None, "fallback": False}
-        return Config.preset(preset, TopR(r), **plain)
+            fixed = {"scene_cut": None, "fallback": False}
+        return Config.preset(preset, TopR(r), **fixed)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Row:
     """One measurement. Times are medians over steady frames, in milliseconds.
 
     Attributes:
-        dense_eager_ms: the dense model as the library gives it.
+        dense_eager_ms: the dense model in eager mode.
         dense_best: which dense path was fastest.
         dense_ms: time of every dense path that could be built.
         dense_pipelined_ms: per frame with several frames enqueued, the fastest dense path.

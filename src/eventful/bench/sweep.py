@@ -1,4 +1,4 @@
-"""How cost grows: one quantity varied, the rest as it was."""
+"""Sweeps: one quantity varies, the others stay fixed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def usual_values(over: str, base: Setting) -> tuple[int, ...]:
 
 
 def points(over: str, base: Setting, values: Sequence[int] = ()) -> list[Setting]:
-    """The runs of a sweep, cheapest first. All values of r meet in one run.
+    """The runs of a sweep, cheapest first. All values of r are measured in one run.
 
     Over tokens, r stays the same share of them. Tokens are rounded to a square grid of patches;
     class and register tokens come on top.

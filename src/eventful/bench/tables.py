@@ -1,4 +1,4 @@
-"""Results as Markdown, put between the markers of a page."""
+"""Results as Markdown tables, written between the markers of a page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHORT_DTYPE = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def put(page: Path, text: str, name: str = "bench") -> None:
-    """Replace what stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`."""
+    """Replace the text between `<!-- NAME:begin -->` and `<!-- NAME:end -->`."""
     begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
     old = page.read_text() if page.exists() else ""
     before, found_begin, rest = old.partition(begin)
@@ -53,8 +53,8 @@ def runtimes(reports: Sequence[dict[str, Any]]) -> str:
     for report in sorted(reports, key=lambda report: report["settings"]["device"] == "cpu"):
         where, settings = report["origin"], report["settings"]
         device = {"device": settings["device"], **where}
-        kind = _SHORT_DTYPE.get(settings["dtype"], settings["dtype"])
-        title = f"### {machine(device)}, {kind}"
+        dtype = _SHORT_DTYPE.get(settings["dtype"], settings["dtype"])
+        title = f"### {machine(device)}, {dtype}"
         lines = groups.setdefault(title, [])
         rows = report["rows"]
         paper = f"published_{'cpu' if settings['device'] == 'cpu' else 'gpu'}_ms"
@@ -71,7 +71,7 @@ def runtimes(reports: Sequence[dict[str, Any]]) -> str:
         notes = [line for line in lines if line.startswith("*")]
         table = [line for line in lines if line not in notes]
         parts += [title, "", *_RUNTIME_HEAD, *table, "", *notes, ""]
-    return "\n".join(parts) or "*Nothing is recorded yet: `eventful bench runtime`.*"
+    return "\n".join(parts) or "*Nothing is measured yet: `eventful bench runtime`.*"
 
 
 _RUNTIME_HEAD = (
@@ -112,9 +112,12 @@ def defaults(records: Sequence[dict[str, Any]]) -> str:
     parts: list[str] = []
     for record in sorted(records, key=lambda record: not record["cuda"]):
         device = {"device": "cuda" if record["cuda"] else "cpu", **record}
-        kind = _SHORT_DTYPE.get(record["dtype"], record["dtype"])
-        kind += ", TF32" if record["tf32"] else ""
-        parts += [f"### {machine(device)}, {kind}, {record['size'].replace('x', ' x ')} pixels", ""]
+        dtype = _SHORT_DTYPE.get(record["dtype"], record["dtype"])
+        dtype += ", TF32" if record["tf32"] else ""
+        parts += [
+            f"### {machine(device)}, {dtype}, {record['size'].replace('x', ' x ')} pixels",
+            "",
+        ]
         if record["clips"]:
             parts += [*_DEFAULT_HEAD, *map(_clip, record["clips"]), ""]
         for flush in record["flushes"]:
@@ -126,7 +129,7 @@ def defaults(records: Sequence[dict[str, Any]]) -> str:
                 line += f", {flush['ratio_in_flight']:.2f}x with frames in flight"
             parts += [f"{line}.", ""]
         parts += [f"*torch {record['torch']}, commit {record['commit']}*", ""]
-    return "\n".join(parts) or "*Nothing is recorded yet: `benchmarks/default.py`.*"
+    return "\n".join(parts) or "*Nothing is measured yet: `benchmarks/default.py`.*"
 
 
 _DEFAULT_HEAD = (
@@ -154,8 +157,8 @@ def backbones(records: Sequence[dict[str, Any]]) -> str:
     """ViTDet's backbone with frames in flight."""
     parts: list[str] = []
     for record in records:
-        kind = _SHORT_DTYPE.get(record["dtype"], record["dtype"])
-        parts += [f"### {machine({'device': 'cuda', **record})}, {kind}", "", *_BACKBONE_HEAD]
+        dtype = _SHORT_DTYPE.get(record["dtype"], record["dtype"])
+        parts += [f"### {machine({'device': 'cuda', **record})}, {dtype}", "", *_BACKBONE_HEAD]
         for row in record["settings"]:
             flight = dict(row["in_flight_ms"])
             own = flight.pop("eventful")
@@ -166,7 +169,7 @@ def backbones(records: Sequence[dict[str, Any]]) -> str:
                 f"| {_milliseconds(row['ms']['eventful'])} |"
             )
         parts += ["", f"*torch {record['torch']}, commit {record['commit']}*", ""]
-    return "\n".join(parts) or "*Nothing is recorded yet: `benchmarks/backbone.py`.*"
+    return "\n".join(parts) or "*Nothing is measured yet: `benchmarks/backbone.py`.*"
 
 
 _BACKBONE_HEAD = (
@@ -181,7 +184,7 @@ def pictures(paths: Sequence[Path], page: Path) -> str:
     lines = []
     for path in paths:
         lines += [f"![{caption(path)}]({path.relative_to(page.parent).as_posix()})", ""]
-    return "\n".join(lines) or "*No sweep is recorded yet: `eventful bench sweep`.*"
+    return "\n".join(lines) or "*No sweep is measured yet: `eventful bench sweep`.*"
 
 
 def caption(path: Path) -> str:
@@ -258,7 +261,7 @@ def _bytes(name: str) -> Callable[[Record], str]:
     return show
 
 
-def _plain(name: str) -> Callable[[Record], str]:
+def _column(name: str) -> Callable[[Record], str]:
     return lambda record: record.get(name) or ""
 
 
@@ -298,11 +301,11 @@ def _dtype(record: Record) -> str:
 
 _TEXT = {"model", "type", "preset", "dense at its best", "commit"}
 _SHORT: dict[str, Callable[[Record], str]] = {
-    "model": _plain("model"),
+    "model": _column("model"),
     "type": _dtype,
-    "streams": _plain("batch"),
+    "streams": _column("batch"),
     "r / tokens": _shape,
-    "preset": _plain("preset"),
+    "preset": _column("preset"),
     "dense at its best": _dense,
     "eventful": _ms("ms"),
     "speed-up": _speedup,
@@ -319,5 +322,5 @@ _FULL: dict[str, Callable[[Record], str]] = {
     "peak": _bytes("peak_bytes"),
     "dense peak": _bytes("dense_peak_bytes"),
     "state": _bytes("state_bytes"),
-    "commit": _plain("commit"),
+    "commit": _column("commit"),
 }

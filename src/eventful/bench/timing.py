@@ -1,4 +1,4 @@
-"""Time of one call, of calls in flight together, and of several contenders in turn."""
+"""Times single calls and pipelined calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def timed(run: Forward, frame: Tensor) -> tuple[Tensor, float]:
 
 
 def pipelined(run: Forward, frames: Sequence[Tensor]) -> float:
-    """Milliseconds per frame when all frames are handed over before anything is waited for."""
+    """Milliseconds per frame when all frames are enqueued before waiting for any."""
     device = frames[0].device
     wait(device)
     began = time.perf_counter()
@@ -34,13 +34,13 @@ def pipelined(run: Forward, frames: Sequence[Tensor]) -> float:
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done all it was given; a CPU always has."""
+    """Wait until the device is idle; a CPU always is."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def in_turn(items: Sequence[Item], turn: int) -> Iterator[Item]:
-    """All items, each turn beginning with another, so that none always follows the same one."""
+    """All items, starting with another one each turn, so that the order does not favour any."""
     for place in range(len(items)):
         yield items[(turn + place) % len(items)]
 

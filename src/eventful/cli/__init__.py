@@ -1,6 +1,6 @@
 """The `eventful` command.
 
-Only the door is here; the commands are declared in `eventful.cli.app`, which needs typer.
+This module holds the entry point alone; `eventful.cli.app`, which needs typer, has the commands.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
 
     from eventful.cli.app import app
 
-    # `eventful doctor` tells it; other commands use none of the operators it is about.
+    # `eventful doctor` reports it; other commands do not use these operators.
     warnings.filterwarnings("ignore", message="torchvision's compiled operators")
     try:
         app(prog_name="eventful")

@@ -1,4 +1,4 @@
-"""What the user can type: every command, its options and their help.
+"""All commands, their options and their help.
 
 A command's work is imported inside its body, so `eventful --help` answers without loading torch.
 """
@@ -8,21 +8,35 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from eventful.cli.evaluate import evaluate
+from eventful.cli.options import (
+    Benchmarked,
+    Compiled,
+    CompileMode,
+    Dtype,
+    Json,
+    Model,
+    Sizes,
+    Timing,
+    grouped,
+)
 from eventful.cli.train import train
 from eventful.cli.visualize import visualize
+
+if TYPE_CHECKING:
+    from eventful.cli.bench import Plan
 
 app = typer.Typer(
     name="eventful",
     help="Run vision transformers on video and pay only for what changed.",
     no_args_is_help=True,
     add_completion=False,
-    # A traceback with every local printed would bury the error under tensors.
+    # A traceback with every local variable would print whole tensors.
     pretty_exceptions_enable=False,
 )
 
@@ -47,7 +61,7 @@ def main(
 
 reproduce = typer.Typer(help="Recompute figures of the paper from shapes.", no_args_is_help=True)
 app.add_typer(reproduce, name="reproduce")
-data = typer.Typer(help="Look at datasets on disk.", no_args_is_help=True)
+data = typer.Typer(help="Check datasets on disk.", no_args_is_help=True)
 app.add_typer(data, name="data")
 weights = typer.Typer(help="Published weights for this package's models.", no_args_is_help=True)
 app.add_typer(weights, name="weights")
@@ -57,10 +71,10 @@ app.command()(visualize)
 
 
 class RunUnlessNamed(TyperGroup):
-    """A group whose `run` is what happens when no command of it is named."""
+    """A group that runs its command `run` when no command is named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put `run` before what is no command."""
+        """Insert `run` if the first word is not a command."""
         if not args or (args[0] not in self.commands and args[0] not in ("--help", "-h")):
             args = ["run", *args]
         parsed: list[str] = super().parse_args(ctx, args)
@@ -70,7 +84,7 @@ class RunUnlessNamed(TyperGroup):
 bench = typer.Typer(
     cls=RunUnlessNamed,
     help="Time every preset beside the fastest dense path: `eventful bench MODEL...`.",
-    epilog="Options of a plain `eventful bench`: see `eventful bench run --help`.",
+    epilog="Options of `eventful bench` without a command: see `eventful bench run --help`.",
 )
 app.add_typer(bench, name="bench")
 
@@ -82,17 +96,6 @@ class Axis(StrEnum):
     tokens = "tokens"
     batch = "batch"
     depth = "depth"
-
-
-class Dtype(StrEnum):
-    """Types a model's weights may have."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 @app.command("inspect")
@@ -134,70 +137,53 @@ def demo(
             help="Also write a picture of which tokens were updated (needs the plot extra).",
         ),
     ] = None,
-    model: Annotated[
-        str, typer.Option("--model", metavar="MODEL", help="timm:NAME or hf:NAME, as for inspect.")
-    ] = "timm:vit_small_patch16_224",
+    model: Model = "timm:vit_small_patch16_224",
     size: Annotated[int, typer.Option(min=1, help="Side of the frame in pixels.")] = 384,
 ) -> None:
-    """Follow a video with a converted model, beside the same model run whole on every frame."""
+    """Run a converted model on a video, and the same model dense on every frame."""
     from eventful.cli import demo
 
     demo.run(frames, as_json, picture, model, size)
 
 
-Models = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[MODEL]...", help="Names of benchmark models; --list shows them."),
-]
-Presets = Annotated[
-    list[str] | None, typer.Option("--preset", help="Preset to measure; may be repeated.")
-]
-Budgets = Annotated[
-    list[int] | None, typer.Option("--r", min=0, help="Tokens to update; may be repeated.")
-]
-Batches = Annotated[
-    list[int] | None,
-    typer.Option("--batch", min=1, help="Streams stepped together; may be repeated."),
-]
-Devices = Annotated[
-    list[str] | None,
-    typer.Option("--device", help="cpu (the default), cuda, cuda:1, ...; may be repeated."),
-]
-Dtypes = Annotated[
-    list[Dtype] | None,
-    typer.Option("--dtype", help="Type of the weights, float32 by default; may be repeated."),
-]
-Frames = Annotated[
-    int | None,
-    typer.Option(min=2, help="Steady frames to time; usually 12 on a CPU, 40 on a GPU."),
-]
-Compiled = Annotated[
-    bool, typer.Option("--compile/--no-compile", help="Also measure torch.compile of dense.")
-]
-CompileMode = Annotated[
-    str,
-    typer.Option(
-        help="Mode of torch.compile; usually default on a CPU, max-autotune-no-cudagraphs on a GPU."
-    ),
-]
-Out = Annotated[Path | None, typer.Option(help="Append the rows to this CSV.", dir_okay=False)]
+def _plan(
+    what: Benchmarked,
+    sizes: Sizes | None = None,
+    timing: Timing | None = None,
+    *,
+    quick: bool = False,
+) -> Plan:
+    """The plan that the options describe; options a command lacks take their defaults."""
+    from eventful.cli.bench import Plan
+
+    sizes, timing = sizes or Sizes(), timing or Timing()
+    return Plan(
+        models=tuple(what.models or ()),
+        presets=tuple(what.preset or ()),
+        r=tuple(sizes.r or ()),
+        batches=tuple(sizes.batch or (1,)),
+        devices=tuple(what.device or ("cpu",)),
+        dtypes=tuple(dtype.value for dtype in what.dtype or (Dtype.float32,)),
+        frames=timing.frames or 0,
+        compiled=timing.compiled,
+        compile_mode=timing.compile_mode,
+        quick=quick,
+    )
 
 
 @bench.command("run")
+@grouped
 def bench_run(
-    models: Models = None,
-    preset: Presets = None,
-    r: Budgets = None,
-    batch: Batches = None,
-    device: Devices = None,
-    dtype: Dtypes = None,
-    frames: Frames = None,
-    compiled: Compiled = True,
-    compile_mode: CompileMode = "",
+    *,
+    what: Benchmarked,
+    sizes: Sizes,
+    timing: Timing,
     quick: Annotated[
         bool, typer.Option("--quick", help="A small model, under two minutes on two cores.")
     ] = False,
-    out: Out = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Append the rows to this CSV.", dir_okay=False)
+    ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the benchmark models.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -211,48 +197,23 @@ def bench_run(
     if show:
         bench.show_models()
         return
-    plan = bench.Plan(
-        models=tuple(models or ()),
-        presets=tuple(preset or ()),
-        r=tuple(r or ()),
-        batches=tuple(batch or (1,)),
-        devices=tuple(device or ("cpu",)),
-        dtypes=tuple(kind.value for kind in dtype or (Dtype.float32,)),
-        frames=frames or 0,
-        compiled=compiled,
-        compile_mode=compile_mode,
-        quick=quick,
-    )
-    bench.run(plan, out, as_json)
+    bench.run(_plan(what, sizes, timing, quick=quick), out, as_json)
 
 
 @bench.command("verify")
-def bench_verify(
-    models: Models = None,
-    preset: Presets = None,
-    r: Budgets = None,
-    batch: Batches = None,
-    device: Devices = None,
-    dtype: Dtypes = None,
-    as_json: Json = False,
-) -> None:
-    """Only check that what would be timed computes what it should; exit with 1 if not."""
+@grouped
+def bench_verify(*, what: Benchmarked, sizes: Sizes, as_json: Json = False) -> None:
+    """Only check that every contender computes the right result; exit with 1 if not."""
     from eventful.cli import bench
 
-    plan = bench.Plan(
-        models=tuple(models or ()),
-        presets=tuple(preset or ()),
-        r=tuple(r or ()),
-        batches=tuple(batch or (1,)),
-        devices=tuple(device or ("cpu",)),
-        dtypes=tuple(kind.value for kind in dtype or (Dtype.float32,)),
-    )
-    bench.verify(plan, as_json)
+    bench.verify(_plan(what, sizes), as_json)
 
 
 @bench.command("sweep")
+@grouped
 def bench_sweep(
-    models: Models = None,
+    *,
+    what: Benchmarked,
     over: Annotated[
         list[Axis] | None, typer.Option(help="What to vary; may be repeated. Default: all four.")
     ] = None,
@@ -260,12 +221,7 @@ def bench_sweep(
         list[int] | None,
         typer.Option(min=0, help="A value on the axis, with one --over; may be repeated."),
     ] = None,
-    preset: Presets = None,
-    device: Devices = None,
-    dtype: Dtypes = None,
-    frames: Frames = None,
-    compiled: Compiled = True,
-    compile_mode: CompileMode = "",
+    timing: Timing,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -278,17 +234,8 @@ def bench_sweep(
     """How cost grows with r, tokens, batch and depth, beside the dense line."""
     from eventful.cli import bench
 
-    plan = bench.Plan(
-        models=tuple(models or ()),
-        presets=tuple(preset or ()),
-        devices=tuple(device or ("cpu",)),
-        dtypes=tuple(kind.value for kind in dtype or (Dtype.float32,)),
-        frames=frames or 0,
-        compiled=compiled,
-        compile_mode=compile_mode,
-    )
     axes = tuple(axis.value for axis in over or tuple(Axis))
-    bench.sweep(plan, axes, tuple(value or ()), out, as_json)
+    bench.sweep(_plan(what, timing=timing), axes, tuple(value or ()), out, as_json)
 
 
 @bench.command("runtime")
@@ -317,7 +264,7 @@ def bench_runtime(
     """Time the paper's two systems: transformer and total, first frame apart."""
     from eventful.cli import evaluate_run as run
 
-    made = run.narrowed(run.named(experiment, skip=False), model, size)
+    made = run.only_variants(run.load_experiment(experiment, skip=False), model, size)
     plan = run.runtime_plan(
         weights or [], device, dtype.value, frames, views, compiled=compiled,
         compile_mode=compile_mode,
@@ -363,16 +310,16 @@ def check_data(
         Path, typer.Argument(metavar="PATH", help="Folder of a dataset, or a COCO-style JSON file.")
     ],
     split: Annotated[
-        str | None, typer.Option(help="Look at this split alone; default: every one there.")
+        str | None, typer.Option(help="Check this split alone; default: every one there.")
     ] = None,
     probe: Annotated[
         int, typer.Option(min=-1, help="Videos per split to decode two frames of; -1 for all.")
     ] = 32,
     as_json: Json = False,
 ) -> None:
-    """Say what a dataset has and what it lacks.
+    """Report what a dataset has and what is missing.
 
-    Finds the layout by itself, reads every annotation, looks for every file and decodes a sample.
+    Finds the format by itself, reads every annotation, looks for every file and decodes a sample.
     Exits with 1 where the data cannot be used as it is.
     """
     from eventful.cli import data
@@ -388,10 +335,12 @@ def convert(
     target: Annotated[
         Path, typer.Argument(metavar="DST", help="The .safetensors file to write.", dir_okay=False)
     ],
-    layout: Annotated[
+    key_format: Annotated[
         str,
         typer.Option(
-            help="detectron2 (COCO cascade), vid (the paper's), transformers, vivit, or auto."
+            "--format",
+            "--layout",
+            help="detectron2 (COCO cascade), vid (the paper's), transformers, vivit, or auto.",
         ),
     ] = "auto",
     partial: Annotated[
@@ -402,12 +351,12 @@ def convert(
     """Rename the tensors of a published checkpoint, and report every key that fits nothing."""
     from eventful.cli import weights
 
-    weights.convert(source, target, layout, partial, as_json)
+    weights.convert(source, target, key_format, partial, as_json)
 
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Say what this machine has: versions, devices, backends, and how to get what is missing."""
+    """Report versions, devices and backends, and how to install what is missing."""
     from eventful.cli import doctor
 
     doctor.run(as_json)

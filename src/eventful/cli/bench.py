@@ -38,7 +38,7 @@ RESULTS = Path("benchmarks/results")
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for; empty fields take their defaults."""
+    """The options of a benchmark; empty fields take their defaults."""
 
     models: tuple[str, ...] = ()
     presets: tuple[str, ...] = ()
@@ -52,10 +52,10 @@ class Plan:
     quick: bool = False
 
     def settings(self, usual: dict[str, str] = USUAL) -> Iterator[Setting]:
-        """One run per model, device, dtype and batch; presets and budgets meet within a run."""
+        """One run per model, device, dtype and batch, with all presets and budgets."""
         for device in self.devices:
-            kind = _checked_device(device)
-            named = self.models or ((QUICK,) if self.quick else (usual[kind],))
+            device_type = _checked_device(device)
+            named = self.models or ((QUICK,) if self.quick else (usual[device_type],))
             for model in named:
                 for dtype in self.dtypes:
                     for batch in self.batches:
@@ -67,7 +67,7 @@ class Plan:
                                 batch=batch,
                                 device=device,
                                 dtype=dtype,
-                                frames=self.frames or (8 if self.quick else TIMED[kind]),
+                                frames=self.frames or (8 if self.quick else TIMED[device_type]),
                                 compiled=self.compiled,
                                 compile_mode=self.compile_mode,
                             ),
@@ -101,7 +101,7 @@ def sweep(
             for setting in points(axis, base, values):
                 try:
                     rows = _measure(_fitting(setting, ()))
-                except UnsupportedError as error:  # the last points may not fit; the rest counts
+                except UnsupportedError as error:  # the largest points may not fit; keep the others
                     print(f"left out: {error}", file=sys.stderr)
                     continue
                 where = origin(setting.device)
@@ -167,14 +167,14 @@ def _report(
 
 
 def _checked_device(device: str) -> str:
-    kind = device.partition(":")[0]
-    if kind not in USUAL:
-        raise UnsupportedError(f"There is no way to time {device!r}; give --device cpu or cuda.")
-    if kind == "cuda" and not torch.cuda.is_available():
+    device_type = device.partition(":")[0]
+    if device_type not in USUAL:
+        raise UnsupportedError(f"{device!r} cannot be timed; give --device cpu or cuda.")
+    if device_type == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError(
             "No CUDA device here (`eventful doctor`); measure with --device cpu."
         )
-    return kind
+    return device_type
 
 
 def _checked_presets(presets: tuple[str, ...]) -> tuple[str, ...]:
@@ -185,10 +185,10 @@ def _checked_presets(presets: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _fitting(setting: Setting, free_to_drop: tuple[str, ...]) -> Setting:
-    """Refuse what would not fit, before an hour is spent on it.
+    """Refuse settings whose state would not fit into memory.
 
     Args:
-        free_to_drop: presets that nobody asked for by name; left out if they do not fit.
+        free_to_drop: presets not named by the user; left out if they do not fit.
     """
     needed = state_needed(setting)
     if setting.device.startswith("cuda"):
@@ -216,7 +216,7 @@ def _measure(setting: Setting) -> list[Row]:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """A wrong result is no misuse of the command: it ends with 1, not with 2."""
+    """Exit with 1 on a wrong result; 2 is for wrong options."""
     try:
         yield
     except ParityError as error:
@@ -226,9 +226,9 @@ def _refusing() -> Iterator[None]:
 
 @contextmanager
 def _progress(setting: Setting) -> Iterator[Callable[[str], None]]:
-    """Where a run stands, on stderr: a line that changes, or plain lines where there is no screen.
+    """Progress on stderr: one line that changes on a terminal, otherwise one line per stage.
 
-    Frames go by too fast for plain lines.
+    Frames are too many for one line each.
     """
     from rich.console import Console
 
@@ -238,11 +238,11 @@ def _progress(setting: Setting) -> Iterator[Callable[[str], None]]:
         with console.status(name) as status:
             yield lambda what: status.update(f"{name}: {what}")
         return
-    said: set[str] = set()
+    printed: set[str] = set()
 
-    def say(what: str) -> None:
-        if not what.startswith("frame ") and what not in said:
-            said.add(what)
+    def report(what: str) -> None:
+        if not what.startswith("frame ") and what not in printed:
+            printed.add(what)
             print(f"{name}: {what}", file=sys.stderr, flush=True)
 
-    yield say
+    yield report

@@ -1,4 +1,4 @@
-"""Measured rows on the screen."""
+"""Prints measured rows."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def _table(run: Sequence[Row]) -> Table:
 
 
 def _columns(device: str) -> dict[str, Callable[[Row], str]]:
-    """What fits a screen; the rest is in the CSV and the JSON."""
+    """The columns that fit a screen; CSV and JSON have all."""
     columns: dict[str, Callable[[Row], str]] = {
         "preset": lambda row: row.preset,
         "r": lambda row: str(row.r),
         "ms": lambda row: _ms(row.ms),
         "speed-up": lambda row: f"{row.speedup:.2f}x",
     }
-    if device != "cpu":  # where nothing is in flight it says the same again
+    if device != "cpu":  # without frames in flight it equals the column before
         columns["pipelined"] = lambda row: f"{row.speedup_pipelined:.2f}x"
     return {
         **columns,

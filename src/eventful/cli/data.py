@@ -1,4 +1,4 @@
-"""`eventful data check`: what a folder of data has and what it lacks."""
+"""`eventful data check`: prints what a dataset has and what is missing."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eventful.paper.data.catalog import LAYOUTS
+from eventful.paper.data.catalog import FORMATS
 from eventful.paper.data.check import Report, SplitReport, Watcher, check
 
-SHOWN = 5  # problems of one kind to print; --json has them all
+SHOWN = 5  # problems of each type to print; --json has them all
 COLOURS = {"complete": "green", "partial": "yellow", "unusable": "red"}
 
 
 def run(path: Path, split: str | None, probe: int, as_json: bool) -> None:
-    """Print the report; exit with 1 where it says unusable."""
+    """Print the report; exit with 1 if the data is unusable."""
     with _progress() as watch:
         report = check(path, split, probe, watch)
     if as_json:
-        print(json.dumps(report.plain(), indent=2))
+        print(json.dumps(report.to_dict(), indent=2))
     else:
         _show(report)
     if report.verdict == "unusable":
@@ -50,12 +50,12 @@ def _show(report: Report) -> None:
     from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True)
-    if report.layout is None:
-        console.print(f"{report.path}: no layout that is known. These are:", markup=False)
-        for layout in LAYOUTS.values():
-            console.print(f"  {layout.name}: {layout.form}", markup=False)
+    if report.format is None:
+        console.print(f"{report.path}: no known format. The known ones are:", markup=False)
+        for known in FORMATS.values():
+            console.print(f"  {known.name}: {known.form}", markup=False)
         return
-    console.print(f"{report.path}: {report.layout} ({report.task})", markup=False)
+    console.print(f"{report.path}: {report.format} ({report.task})", markup=False)
     for name, there in report.parts.items():
         console.print(f"  {'there ' if there else 'absent'}  {name}", markup=False)
     table = Table("split", "videos", "frames", "annotations", "labels", "decoded", "verdict")
@@ -77,10 +77,10 @@ def _show(report: Report) -> None:
 
 def _problems(split: SplitReport) -> list[str]:
     lines = []
-    for kind in ("missing", "malformed", "damaged"):
-        found: tuple[str, ...] = getattr(split, kind)
+    for problem in ("missing", "malformed", "damaged"):
+        found: tuple[str, ...] = getattr(split, problem)
         if found:
-            lines.append(f"{split.split}: {len(found)} {kind}")
+            lines.append(f"{split.split}: {len(found)} {problem}")
             lines += [f"  {message}" for message in found[:SHOWN]]
         if len(found) > SHOWN:
             lines.append(f"  and {len(found) - SHOWN} more (--json lists them all)")

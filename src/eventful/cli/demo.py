@@ -1,11 +1,10 @@
-"""`eventful demo`: one model, dense and eventful side by side on a made-up clip."""
+"""`eventful demo`: one model, dense and eventful side by side on a synthetic clip."""
 
 from __future__ import annotations
 
 import json
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from eventful import Config, Stream, TopFraction
+from eventful.bench.contenders import Dense, Measured, Streamed
 from eventful.cli.models import build
 from eventful.config import PRESETS
 from eventful.surgery.conversion import convert
@@ -21,20 +21,16 @@ from eventful.video.overlay import UpdateView, contact_sheet
 from eventful.video.synthetic import moving_objects
 
 BUDGET = 0.125  # share of the tokens, for the presets that need a number
-WARM = 3  # frames left out of the medians: the flush, and the first of its kind
+WARM = 3  # frames left out of the medians: the flush and the first steady ones
 
 
 @dataclass
-class Contender:
-    """One way to run the model, and what it did frame by frame."""
+class Entry(Measured):
+    """A contender by name, with shares of tokens updated and of dense operations."""
 
-    name: str
-    call: Callable[[Tensor], Any]
-    stream: Stream | None = None
-    ms: list[float] = field(default_factory=list)
+    name: str = ""
     updated: list[float] = field(default_factory=list)
-    macs: list[float] = field(default_factory=list)
-    error: list[float] = field(default_factory=list)
+    operations: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -58,9 +54,9 @@ def run(frames: int, as_json: bool, picture: Path | None, model: str, size: int)
     views: list[UpdateView] = []
     for t, frame in enumerate(_progress(moving_objects(frames, (size, size)), frames, as_json)):
         _step(contenders, (frame - 0.5) / 0.5)
-        watched = contenders[1].stream
-        if picture is not None and t and watched is not None and watched.last is not None:
-            views.append(UpdateView.of(frame, watched.last))
+        record = contenders[1].run.record
+        if picture is not None and t and record is not None:
+            views.append(UpdateView.of(frame, record))
     rows = [_row(contender, contenders[0]) for contender in contenders[1:]]
     if picture is not None:
         shown = views[:: max(1, len(views) // 4)][:4]
@@ -75,30 +71,29 @@ def run(frames: int, as_json: bool, picture: Path | None, model: str, size: int)
         _show(rows, model, size, frames, picture)
 
 
-def _contenders(vit: nn.Module) -> list[Contender]:
-    made = [Contender("dense", vit)]
+def _contenders(vit: nn.Module) -> list[Entry]:
+    made = [Entry(Dense(vit), name="dense")]
     automatic = Stream(convert(vit, Config.fast()), maps=True)
-    made.append(Contender("fast (its own threshold)", automatic, automatic))
+    made.append(Entry(Streamed(automatic), name="fast (its own threshold)"))
     for preset in PRESETS:
         stream = Stream(convert(vit, Config.preset(preset, TopFraction(BUDGET))))
-        made.append(Contender(preset, stream, stream))
+        made.append(Entry(Streamed(stream), name=preset))
     return made
 
 
-def _step(contenders: list[Contender], frame: Tensor) -> None:
-    """One frame through all, one after the other, so that they meet the same machine."""
+def _step(contenders: list[Entry], frame: Tensor) -> None:
+    """Run one frame through all contenders in turn, under the same conditions."""
     dense: Tensor | None = None
     for contender in contenders:
         began = time.perf_counter()
-        with torch.no_grad():
-            output = _features(contender.call(frame))
+        output = _features(contender.run(frame))
         contender.ms.append((time.perf_counter() - began) * 1000)
         dense = output if dense is None else dense
         contender.error.append(float((output - dense).norm() / dense.norm()))
-        record = contender.stream.last if contender.stream else None
+        record = contender.run.record
         if record is not None:
             contender.updated.append(record.fraction)
-            contender.macs.append(record.macs / record.dense_macs)
+            contender.operations.append(record.macs / record.dense_macs)
 
 
 def _features(output: Any) -> Tensor:
@@ -106,18 +101,18 @@ def _features(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else next(iter(output.values()))
 
 
-def _row(contender: Contender, dense: Contender) -> Row:
-    assert contender.stream is not None
-    assert contender.stream.last is not None
-    tokens = next(iter(contender.stream.last.layouts.values())).tokens
-    policy = contender.stream.policy
+def _row(contender: Entry, dense: Entry) -> Row:
+    assert isinstance(contender.run, Streamed)
+    assert contender.run.record is not None
+    tokens = next(iter(contender.run.record.layouts.values())).tokens
+    policy = contender.run.stream.policy
     ratios = [a / b for a, b in zip(dense.ms[WARM:], contender.ms[WARM:], strict=True)]
     return Row(
         preset=contender.name,
         policy=type(policy).__name__,
         tokens_updated=statistics.median(contender.updated[WARM:]) * tokens,
         tokens=tokens,
-        operations_ratio=statistics.median(contender.macs[WARM:]),
+        operations_ratio=statistics.median(contender.operations[WARM:]),
         speedup=statistics.median(ratios),
         feature_error=statistics.median(contender.error[WARM:]),
     )

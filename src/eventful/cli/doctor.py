@@ -1,4 +1,4 @@
-"""`eventful doctor`: what this machine has, what is missing, and the command that brings it."""
+"""`eventful doctor`: what this machine has, what is missing, and how to install it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(as_json: bool) -> None:
 
 
 def collect() -> dict[str, Any]:
-    """The whole report as plain values, in the order it is printed."""
+    """The whole report as values for JSON, in the order it is printed."""
     libraries = {name: version(name) for name in LIBRARIES}
     usable = backends()
     return {
@@ -59,7 +59,7 @@ def collect() -> dict[str, Any]:
         "missing": [
             {"name": name, "needed_for": LIBRARIES[name], "command": _command(name)}
             for name, found in libraries.items()
-            # Without a CUDA device triton has nothing to run on, so nobody misses it.
+            # Without a CUDA device triton is not needed.
             if found is None and (name != "triton" or usable["cuda"])
         ],
     }
@@ -78,7 +78,7 @@ def torchvision_state() -> str:
     from eventful.surgery.libraries import repair_torchvision
 
     with warnings.catch_warnings():
-        # The report itself says what the warning would.
+        # The report has the same information as the warning.
         warnings.simplefilter("ignore")
         return repair_torchvision()
 
@@ -126,11 +126,11 @@ def backends() -> dict[str, bool]:
 
 
 def _cpu_features() -> dict[str, Any]:
-    """Instruction sets by name; torch grew this call late and only on some platforms."""
+    """Instruction sets by name; older versions of torch and some platforms lack this call."""
     import torch
 
-    ask = getattr(torch.cpu, "get_capabilities", None)
-    return dict(ask()) if ask is not None else {}
+    capabilities = getattr(torch.cpu, "get_capabilities", None)
+    return dict(capabilities()) if capabilities is not None else {}
 
 
 def _command(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The work behind `eventful evaluate`: from options to an experiment, and its report as a table."""
+"""Runs `eventful evaluate`: builds an experiment from options and prints its report."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from eventful.cli.options import Dtype, Evaluated, Evaluation
 from eventful.errors import ConfigError, UnsupportedError
 from eventful.paper.evaluate import experiment as experiments
 from eventful.paper.evaluate.evaluation import Progress, Settings, evaluate
@@ -22,10 +23,10 @@ from eventful.paper.evaluate.variants import BASE, DENSE, SKIP, Variant
 
 LABELS = {DENSE: "Base model", "paper": "paper"}
 ACCURACIES = {"vitdet": ("coco_map50", "fgfa_map50"), "vivit": ("top1", "top5")}
-DTYPES = ("float32", "bfloat16", "float16")
+VIEWS = "4x3"  # temporal x spatial, as in the paper
 
 
-def asked(
+def experiment_from_options(
     model: str,
     presets: Sequence[str] | None,
     budgets: Sequence[str] | None,
@@ -53,7 +54,7 @@ def asked(
         alone = [Variant("Frame skipping", SKIP, model, size, **policy) for policy in policies]
         if not alike and not alone:
             raise ConfigError(
-                "--preset skip runs dense on some frames only: say at which cost, with --r or "
+                "--preset skip runs dense on some frames only: give its cost, with --r or "
                 "beside another preset."
             )
         variants += alike or alone
@@ -61,52 +62,65 @@ def asked(
     return Experiment(f"evaluate-{model}", _title(model), tuple(variants), model, metric=metric)
 
 
-def named(name: str, skip: bool) -> Experiment:
-    """A packaged experiment, with frame skipping beside its variants if asked for."""
+def load_experiment(name: str, skip: bool) -> Experiment:
+    """An experiment by name, on request with frame skipping for each variant."""
     made = experiments.load(name)
     if not skip:
         return made
     return replace(made, variants=(*made.variants, *experiments.skips(None, list(made.variants))))
 
 
-def needed(data: Path | None, made: Experiment) -> Path:
-    """The data, or an error that says which."""
+def run_options(
+    model: str,
+    what: Evaluated,
+    how: Evaluation,
+    *,
+    frames: int | None = None,
+    views: str = VIEWS,
+) -> None:
+    """`eventful evaluate vitdet` and `vivit`."""
+    chosen = settings(what.data, what.weights, how, size=what.size, frames=frames, views=views)
+    run(experiment_from_options(model, what.preset, what.r, what.h, what.size), chosen, how.as_json)
+
+
+def run_named(
+    made: Experiment,
+    data: Path | None,
+    weights: Sequence[str],
+    how: Evaluation,
+    *,
+    frames: int | None = None,
+    views: str = VIEWS,
+) -> None:
+    """`eventful evaluate run`."""
+    if made.kind == "runtime":
+        plan = runtime_plan(weights, how.device, how.dtype, frames, views)
+        run_runtime(made, plan, how.out, how.as_json)
+        return
     if data is None:
         raise ConfigError(f"{made.name} needs --data: {made.data}.")
-    return data
+    run(made, settings(data, weights, how, frames=frames, views=views), how.as_json)
 
 
 def settings(
     data: Path,
     weights: Sequence[str],
-    split: str | None,
-    size: int | None,
-    device: str,
-    dtype: str,
-    videos: int | None,
-    frames: int | None,
-    views: str | None,
-    workers: int,
-    threads: int | None,
-    out: Path | None,
-    resume: bool,
+    how: Evaluation,
+    *,
+    size: int | None = None,
+    frames: int | None = None,
+    views: str = VIEWS,
 ) -> Settings:
     """Options as settings."""
-    _check_device(device, dtype)
+    _check_device(how.device, how.dtype)
+    shared = {name: value for name, value in vars(how).items() if name != "as_json"}
     return Settings(
         data=data,
         weights=_files(weights),
-        split=split,
         size=size,
-        device=device,
-        dtype=dtype,
-        videos=videos,
         frames=frames,
-        views=_views(views or "4x3"),
-        workers=workers,
-        threads=threads,
-        out=out,
-        resume=resume,
+        views=_views(views),
+        **shared,
     )
 
 
@@ -119,12 +133,12 @@ def run(made: Experiment, chosen: Settings, as_json: bool) -> None:
         kept = "without --out nothing is kept"
         if chosen.out is not None:
             kept = (
-                f"{chosen.out} keeps the videos that are done, and the same command goes on there"
+                f"{chosen.out} keeps the videos that are done, and the same command resumes there"
             )
         print(f"Stopped: {kept}.", file=sys.stderr)
         raise SystemExit(130) from None
     if as_json:
-        print(json.dumps(report.plain(), indent=2))
+        print(json.dumps(report.to_dict(), indent=2))
         return
     _show(report, chosen.out)
 
@@ -145,7 +159,7 @@ def runtime_plan(
     return Plan(device, dtype, frames or 0, given, compiled, compile_mode, files)
 
 
-def narrowed(made: Experiment, model: str | None, size: int | None) -> Experiment:
+def only_variants(made: Experiment, model: str | None, size: int | None) -> Experiment:
     """Only the variants of one model or size, of an experiment that times them."""
     if made.kind != "runtime":
         raise ConfigError(
@@ -154,25 +168,25 @@ def narrowed(made: Experiment, model: str | None, size: int | None) -> Experimen
     kept = [v for v in made.variants if model in (None, v.model) and size in (None, v.size)]
     if not kept:
         there = sorted({f"{v.model} at {v.size}" for v in made.variants})
-        raise ConfigError(f"{made.name} times {', '.join(there)}: nothing is left of it.")
+        raise ConfigError(f"{made.name} times only {', '.join(there)}; change --model or --size.")
     return replace(made, variants=tuple(kept))
 
 
 def run_runtime(made: Experiment, plan: Plan, out: Path | None, as_json: bool) -> None:
     """Time an experiment of kind `runtime`."""
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)  # or an hour could pass before it fails
+        out.mkdir(parents=True, exist_ok=True)  # fail now, not after an hour
     keep = (lambda report: report.write(out)) if out is not None else (lambda _: None)
     with _progress() as progress:
         report = measure_runtime(made, plan, progress, keep)
     if as_json:
-        print(json.dumps(report.plain(), indent=2))
+        print(json.dumps(report.to_dict(), indent=2))
         return
     _show(report, out)
 
 
 def show_experiments(as_json: bool) -> None:
-    """Print what comes with the package."""
+    """Print the experiments of the package."""
     loaded = [experiments.load(name) for name in experiments.names()]
     if as_json:
         rows = [
@@ -231,15 +245,15 @@ def _views(text: str) -> tuple[int, int]:
 
 
 def _check_device(device: str, dtype: str) -> None:
-    kind, _, number = device.partition(":")
-    if kind not in ("cpu", "cuda") or not (number == "" or number.isdigit()):
+    device_type, _, number = device.partition(":")
+    if device_type not in ("cpu", "cuda") or not (number == "" or number.isdigit()):
         raise ConfigError(f"--device is cpu, cuda or cuda:0 and so on: {device!r}.")
-    if kind == "cuda" and not torch.cuda.is_available():
+    if device_type == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError("No CUDA device here (`eventful doctor`); use --device cpu.")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise UnsupportedError(f"There is no {device}: {torch.cuda.device_count()} GPUs are here.")
-    if dtype not in DTYPES:
-        raise ConfigError(f"--dtype is one of {', '.join(DTYPES)}: {dtype!r}.")
+    if device_type == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise UnsupportedError(f"There is no {device}; GPUs found: {torch.cuda.device_count()}.")
+    if dtype not in tuple(Dtype):
+        raise ConfigError(f"--dtype is one of {', '.join(Dtype)}: {dtype!r}.")
 
 
 @contextmanager

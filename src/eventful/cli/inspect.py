@@ -17,12 +17,12 @@ def run(model: str, size: int | None, dtype: str, as_json: bool) -> None:
     """Print which blocks match and what one stream would hold."""
     report = inspect(build(model, weightless=True).to(DTYPES[dtype]), size)
     if as_json:
-        print(json.dumps(_plain(model, dtype, report), indent=2))
+        print(json.dumps(_to_dict(model, dtype, report), indent=2))
         return
     _show(model, dtype, report)
 
 
-def _plain(model: str, dtype: str, report: Inspection) -> dict[str, object]:
+def _to_dict(model: str, dtype: str, report: Inspection) -> dict[str, object]:
     return {
         "model": model,
         "dtype": dtype,

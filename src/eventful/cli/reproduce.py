@@ -138,13 +138,13 @@ def _bracket(published: paper.PublishedCost) -> Row:
     """
     selected = published.r or 0
     cells = vitdet_shapes(published.size, pool=2)[-1].keys
-    fewest, most = -(-selected // 4), min(selected, cells)
-    low, high = _cost(published, fewest), _cost(published, most)
-    implied = fewest + (published.value - low) / (high - low) * (most - fewest)
+    fewest, highest = -(-selected // 4), min(selected, cells)
+    low, high = _cost(published, fewest), _cost(published, highest)
+    implied = fewest + (published.value - low) / (high - low) * (highest - fewest)
     return {
         "low": low,
         "high": high,
-        "reason": f"the videos decide how many pooled keys are touched, {fewest} to {most} of "
+        "reason": f"the videos decide how many pooled keys are touched, {fewest} to {highest} of "
         f"{cells} a frame; the published cost implies {implied:.0f}",
     }
 

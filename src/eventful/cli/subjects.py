@@ -1,4 +1,4 @@
-"""Models as they are shown at work: a detector with its boxes, any other with its features."""
+"""Models that `eventful visualize` can show: a detector with boxes, others with features."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from eventful.paper.data.imagenet import NAMES
 from eventful.stream import Stream
 from eventful.surgery import libraries
 from eventful.tokens.layout import TokenLayout
-from eventful.video.scene import ShownBox, with_boxes
+from eventful.video.scene import with_boxes
 
 
 class Subject(Protocol):
-    """A model that can be shown.
+    """A model that `eventful visualize` can show.
 
     Attributes:
         model: the module to convert.
-        shows: what its prediction is, in a word or two.
+        shows: short name of its prediction.
     """
 
     @property
@@ -70,17 +70,12 @@ class Detector:
         (found,) = stream(pixels, [placement])
         self._content = placement.content
         shown = self._whole_tokens(frame.float().cpu() / 255)
-        kept = found.scores >= self._score
-        boxes = [
-            ShownBox(x1, y1, x2, y2, f"{self._name(label)} {score:.0%}", label)
-            for (x1, y1, x2, y2), score, label in zip(
-                found.boxes[kept].tolist(),
-                found.scores[kept].tolist(),
-                found.labels[kept].tolist(),
-                strict=True,
-            )
+        kept = found[found.scores >= self._score]
+        texts = [
+            f"{self._name(label)} {score:.0%}"
+            for label, score in zip(kept.labels.tolist(), kept.scores.tolist(), strict=True)
         ]
-        return shown, with_boxes(shown, boxes)
+        return shown, with_boxes(shown, kept, texts)
 
     def content(self, layout: TokenLayout) -> tuple[int, int]:
         """See `Subject`."""
@@ -149,7 +144,9 @@ class Features:
         if self._basis is None:
             mean = patches.mean(dim=0)
             found = torch.linalg.svd(patches - mean, full_matrices=False).Vh[:3]
-            directions = F.pad(found, (0, 0, 0, 3 - len(found)))  # two patches have but two
+            directions = F.pad(
+                found, (0, 0, 0, 3 - len(found))
+            )  # two patches have only two directions
             along = (patches - mean) @ directions.T
             low, high = along.quantile(0.02, dim=0), along.quantile(0.98, dim=0)
             self._basis = mean, directions, low, high
@@ -176,7 +173,7 @@ def subject(
     model = load_model(path, **({} if size is None else {"size": size}))
     if not isinstance(model, ViTDet):
         raise UnsupportedError(
-            f"{path} holds a {type(model).__name__}; frame by frame a whole ViTDet can be shown."
+            f"{path} holds a {type(model).__name__}; only a whole ViTDet can be shown."
         )
     return Detector(model.to(device), score)
 

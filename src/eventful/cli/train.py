@@ -1,4 +1,4 @@
-"""`eventful train`: what can be typed. The work is in `train_run`, imported when it is done."""
+"""Options of `eventful train`. The work is in `train_run`, imported when a command runs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ from typing import Annotated
 
 import typer
 
+from eventful.cli.options import RecipeChanges, TrainingFiles, TrainingRun, grouped
+
 train = typer.Typer(
     help="Train the paper's two systems; start a command with torchrun to use several GPUs.",
     no_args_is_help=True,
 )
-
-
-class TrainPrecision(StrEnum):
-    """What the forward pass computes in."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
 
 
 class Freeze(StrEnum):
@@ -36,38 +30,11 @@ class Heads(StrEnum):
     faster = "faster"
 
 
-Data = Annotated[Path, typer.Option(help="Folder of the dataset (eventful data check).")]
-Weights = Annotated[
-    Path, typer.Option(dir_okay=False, help="Where to start: made by eventful weights convert.")
-]
-Out = Annotated[
-    Path, typer.Option(file_okay=False, help="Folder of the run; one that was stopped goes on.")
-]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Default: as published.")]
-Batch = Annotated[
-    int | None, typer.Option(min=1, help="Samples of a step over all processes; as published.")
-]
-Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate; as published.")]
-Decay = Annotated[float | None, typer.Option(min=0, help="Weight decay; as published.")]
-Clip = Annotated[float | None, typer.Option(help="Longest gradient; default: none.")]
-Precise = Annotated[TrainPrecision, typer.Option(help="Mixed precision where not float32.")]
-Seed = Annotated[int, typer.Option(help="Of order, augmentation and dropout.")]
-Device = Annotated[str, typer.Option(help="cpu or cuda; torchrun gives each process its own.")]
-SaveEvery = Annotated[
-    int | None, typer.Option(min=1, help="Also save every so many steps, not only every epoch.")
-]
-Workers = Annotated[int, typer.Option(min=0, help="Processes or threads that prepare samples.")]
-Strict = Annotated[
-    bool, typer.Option("--strict/--skip", help="Stop at a missing or malformed entry, or skip it.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-
-
 @train.command()
+@grouped
 def vitdet(
-    data: Data,
-    weights: Weights,
-    out: Out,
+    *,
+    files: TrainingFiles,
     split: Annotated[str, typer.Option(help="Split to train on.")] = "train",
     also: Annotated[
         list[str] | None, typer.Option(help="A further split, such as det_train for DET.")
@@ -103,59 +70,45 @@ def vitdet(
     smallest: Annotated[
         float, typer.Option(min=0, max=1, help="Scale frames by chance from this to 1.")
     ] = 1.0,
-    epochs: Epochs = None,
-    batch: Batch = None,
-    lr: Rate = None,
-    weight_decay: Decay = None,
-    clip: Clip = None,
-    precision: Precise = TrainPrecision.float32,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    save_every: SaveEvery = None,
-    workers: Workers = 2,
-    strict: Strict = True,
-    as_json: Json = False,
+    recipe: RecipeChanges,
+    run: TrainingRun,
 ) -> None:
     """Fine-tune a detector on ImageNet VID (and DET), COCO-style data or MOTChallenge.
 
     The defaults are the paper's for VID. Layers whose number of classes differs start anew.
     """
     from eventful.cli import train_run
+    from eventful.paper.train.detector import DetectorPlan
+    from eventful.paper.train.frames import Augment
 
     changes = {
-        "epochs": epochs,
-        "batch": batch,
-        "lr": lr,
-        "weight_decay": weight_decay,
-        "clip": clip,
+        **recipe.changes(),
         "warmup": warmup,
         "decay_epochs": tuple(decay_epoch) if decay_epoch else None,
         "layer_decay": layer_decay,
-        "precision": precision.value,
-        "seed": seed,
     }
-    plan = {
-        "data": data,
-        "split": split,
-        "also": tuple(also or ()),
-        "frames_per_video": frames_per_video or None,
-        "images_per_class": images_per_class or None,
-        "val_split": val_split,
-        "val_frames": val_frames,
-        "size": size,
-        "heads": heads.value,
-        "freeze": freeze.value,
-        "drop_path": drop_path,
-    }
-    way = train_run.Way(weights, out, device, workers, save_every, strict, as_json)
-    train_run.detector(plan, (flip, smallest), changes, way)
+    plan = DetectorPlan(
+        data=files.data,
+        split=split,
+        also=tuple(also or ()),
+        frames_per_video=frames_per_video or None,
+        images_per_class=images_per_class or None,
+        val_split=val_split,
+        val_frames=val_frames,
+        size=size,
+        heads=heads.value,
+        freeze=freeze.value,
+        drop_path=drop_path,
+        augment=Augment(flip, (smallest, 1.0)),
+    )
+    train_run.detector(plan, changes, files, run)
 
 
 @train.command()
+@grouped
 def vivit(
-    data: Data,
-    weights: Weights,
-    out: Out,
+    *,
+    files: TrainingFiles,
     cache: Annotated[
         Path, typer.Option(file_okay=False, help="Folder for the spatial model's outputs.")
     ],
@@ -170,21 +123,11 @@ def vivit(
     temporal_views: Annotated[int, typer.Option(min=1, help="Views of a video in time.")] = 4,
     spatial_views: Annotated[int, typer.Option(min=1, help="Crops of each of them.")] = 3,
     half: Annotated[bool, typer.Option("--half", help="Keep the cache in float16.")] = False,
-    epochs: Epochs = None,
-    batch: Batch = None,
-    lr: Rate = None,
-    weight_decay: Decay = None,
     dropout: Annotated[
         float | None, typer.Option(min=0, max=1, help="Ahead of the classifier; as published.")
     ] = None,
-    clip: Clip = None,
-    precision: Precise = TrainPrecision.float32,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    save_every: SaveEvery = None,
-    workers: Workers = 2,
-    strict: Strict = True,
-    as_json: Json = False,
+    recipe: RecipeChanges,
+    run: TrainingRun,
 ) -> None:
     """Tune ViViT's temporal model to an eventful spatial one, as in the paper.
 
@@ -193,23 +136,13 @@ def vivit(
     """
     from eventful.cli import train_run
 
-    changes = {
-        "epochs": epochs,
-        "batch": batch,
-        "lr": lr,
-        "weight_decay": weight_decay,
-        "dropout": dropout,
-        "clip": clip,
-        "precision": precision.value,
-        "seed": seed,
-    }
     plan = {
-        "data": data,
+        "data": files.data,
         "cache": cache,
         "r": r or None,
         "preset": preset,
         "train_split": train_split,
         "val_split": val_split,
     }
-    way = train_run.Way(weights, out, device, workers, save_every, strict, as_json)
-    train_run.temporal(plan, (temporal_views, spatial_views), half, changes, way)
+    changes = {**recipe.changes(), "dropout": dropout}
+    train_run.temporal(plan, (temporal_views, spatial_views), half, changes, files, run)

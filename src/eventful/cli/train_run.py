@@ -1,108 +1,109 @@
-"""The work of `eventful train`: settings from options, a progress bar, and what came of it."""
+"""Runs `eventful train`: settings from options, a progress bar, and the final report."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from eventful.cli.options import TrainingFiles, TrainingRun
 from eventful.paper.data import Problems, recognise
 from eventful.paper.data.problems import OnProblem, missing, stop
 from eventful.paper.train.detector import DetectorPlan, train_detector
-from eventful.paper.train.engine import Habits, Moment
-from eventful.paper.train.frames import Augment
+from eventful.paper.train.engine import LoopOptions, StepProgress
 from eventful.paper.train.journal import read
 from eventful.paper.train.processes import Processes, joined
 from eventful.paper.train.recipes import EPIC, KINETICS, VID, Recipe
 from eventful.paper.train.temporal import TemporalPlan, TemporalTuning, views_of
 
 
-@dataclass(frozen=True)
-class Way:
-    """Where a run reads and writes, and how; nothing that changes its weights."""
-
-    weights: Path
-    out: Path
-    device: str
-    workers: int
-    save_every: int | None
-    strict: bool
-    as_json: bool
-
-    @property
-    def habits(self) -> Habits:
-        """For the loop."""
-        return Habits(save_every=self.save_every, workers=self.workers)
-
-    def problems(self) -> OnProblem:
-        """Stop at the first, or note them."""
-        return stop if self.strict else Problems()
-
-
 def changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
-    """A published recipe with what was asked for instead."""
+    """A published recipe with the given values replaced."""
     return replace(recipe, **{name: value for name, value in changes.items() if value is not None})
 
 
 def detector(
-    plan: dict[str, Any], looks: tuple[float, float], changes: dict[str, Any], way: Way
+    plan: DetectorPlan, changes: dict[str, Any], files: TrainingFiles, run: TrainingRun
 ) -> None:
-    """`eventful train vitdet`."""
-    flip, smallest = looks
-    made = DetectorPlan(**plan, augment=Augment(flip, (smallest, 1.0)))
-    problems = way.problems()
-    with joined(way.device) as processes, _Bar(processes, quiet=way.as_json).shown() as bar:
+    """`eventful train vitdet`.
+
+    Args:
+        changes: fields of the recipe to replace.
+    """
+    problems = _on_problem(run)
+    with joined(run.device) as processes, _Bar(processes, quiet=run.as_json).shown() as bar:
         train_detector(
-            made,
-            way.weights,
-            way.out,
+            plan,
+            files.weights,
+            files.out,
             processes,
             recipe=changed(VID, changes),
-            habits=way.habits,
+            options=_loop_options(run),
             on_problem=problems,
-            tell=bar.step,
+            on_step=bar.step,
         )
         if processes.first:
-            _report(way, {"skipped": _noted(problems)})
+            _report(files.out, run.as_json, {"skipped": _noted(problems)})
 
 
 def temporal(
-    plan: dict[str, Any], views: tuple[int, int], half: bool, changes: dict[str, Any], way: Way
+    plan: dict[str, Any],
+    views: tuple[int, int],
+    half: bool,
+    changes: dict[str, Any],
+    files: TrainingFiles,
+    run: TrainingRun,
 ) -> None:
-    """`eventful train vivit`."""
-    layout = recognise(plan["data"])
-    if layout is None:
-        raise missing(plan["data"], "EPIC-Kitchens or Kinetics in a layout that is known")
-    recipe = changed(KINETICS if layout.name == "kinetics" else EPIC, changes)
-    val_split = plan.pop("val_split") or layout.splits(plan["data"])[0]
+    """`eventful train vivit`.
+
+    Args:
+        plan: arguments of `TemporalPlan`.
+        views: temporal and spatial ones.
+        half: keep the cache in float16.
+        changes: fields of the recipe to replace.
+    """
+    found = recognise(plan["data"])
+    if found is None:
+        raise missing(plan["data"], "EPIC-Kitchens or Kinetics in a known format")
+    recipe = changed(KINETICS if found.name == "kinetics" else EPIC, changes)
+    val_split = plan.pop("val_split") or found.splits(plan["data"])[0]
     made = TemporalPlan(
         **plan, val_split=val_split, cache_dtype=torch.float16 if half else torch.float32
     )
-    problems = way.problems()
-    with joined(way.device) as processes, _Bar(processes, quiet=way.as_json).shown() as bar:
+    problems = _on_problem(run)
+    with joined(run.device) as processes, _Bar(processes, quiet=run.as_json).shown() as bar:
         tuning = TemporalTuning(
             made,
-            way.weights,
+            files.weights,
             processes,
-            workers=way.workers,
+            workers=run.workers,
             on_problem=problems,
-            tell=bar.caching,
+            on_cached=bar.caching,
         )
-        seen = replace(views_of(tuning.model, layout.name), temporal=views[0], spatial=views[1])
+        seen = replace(views_of(tuning.model, found.name), temporal=views[0], spatial=views[1])
         tuning.plan = replace(made, train_views=seen, val_views=seen)
-        result = tuning.run(way.out, recipe, way.habits, bar.step)
+        result = tuning.run(files.out, recipe, _loop_options(run), bar.step)
         if processes.first:
             skipped = [*_noted(problems), *result.skipped]
-            _report(way, {"scores": result.scores, "skipped": skipped})
+            _report(files.out, run.as_json, {"scores": result.scores, "skipped": skipped})
+
+
+def _loop_options(run: TrainingRun) -> LoopOptions:
+    return LoopOptions(save_every=run.save_every, workers=run.workers)
+
+
+def _on_problem(run: TrainingRun) -> OnProblem:
+    """Stop at the first problem with the data, or collect them."""
+    return stop if run.strict else Problems()
 
 
 def _noted(problems: OnProblem) -> list[str]:
-    """What was skipped, in words; nothing where the first problem would have stopped the run."""
+    """Messages of skipped problems; none if the first problem stops the run."""
     return [str(error) for error in problems.found] if isinstance(problems, Problems) else []
 
 
@@ -135,7 +136,7 @@ class _Bar:
             self.tasks[name] = self.progress.add_task(text, total=count)
         self.progress.update(self.tasks[name], description=text, completed=done, total=count)
 
-    def step(self, moment: Moment) -> None:
+    def step(self, moment: StepProgress) -> None:
         """After a step of training."""
         text = f"epoch {moment.epoch + 1}, loss {moment.loss:.3f}"
         self._set("training", text, moment.step, moment.steps)
@@ -145,11 +146,11 @@ class _Bar:
         self._set(what, f"caching {what}", done, count)
 
 
-def _report(way: Way, more: dict[str, Any]) -> None:
+def _report(out: Path, as_json: bool, more: dict[str, Any]) -> None:
     """The last value of every scalar, and where the model is."""
-    last = {row["name"]: float(row["value"]) for row in read(way.out / "scalars.csv")}
-    result = {"model": str(way.out / "model.safetensors"), "last": last, **more}
-    if way.as_json:
+    last = {row["name"]: float(row["value"]) for row in read(out / "scalars.csv")}
+    result = {"model": str(out / "model.safetensors"), "last": last, **more}
+    if as_json:
         print(json.dumps(result, indent=2))
         return
     for name, value in last.items():

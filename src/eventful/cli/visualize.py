@@ -1,4 +1,4 @@
-"""`eventful visualize`: what can be typed. The work is imported when the command runs."""
+"""Options of `eventful visualize`. The work is in `visualize_run`, imported when it runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from eventful.cli.options import Json
 
 
 def visualize(
@@ -39,7 +41,7 @@ def visualize(
     ] = None,
     gate: Annotated[
         str | None,
-        typer.Option(help="Gate to look at, such as blocks.2.qkv; default: the paper's choice."),
+        typer.Option(help="Gate to show, such as blocks.2.qkv; default: the paper's choice."),
     ] = None,
     size: Annotated[
         int | None, typer.Option(min=1, help="Longer side of the frames in pixels.")
@@ -49,11 +51,11 @@ def visualize(
     columns: Annotated[int, typer.Option(min=2, help="Frames on the contact sheet.")] = 5,
     score: Annotated[float, typer.Option(help="Detections shown have at least this score.")] = 0.5,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show what is updated: predictions, error and mask as a video and as a contact sheet.
 
-    Also draws the operations of each frame, which follow a budget that changes on the way.
+    Also draws the operations of each frame, which follow a changing budget.
     """
     from eventful.cli import visualize_run as run
 

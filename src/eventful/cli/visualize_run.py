@@ -1,4 +1,4 @@
-"""The work behind `eventful visualize`: frames through a stream, and pictures of what it did."""
+"""Runs `eventful visualize`: frames through a stream, and pictures of its updates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from eventful.video.synthetic import moving_objects
 T = TypeVar("T")
 
 IMAGES = (".jpg", ".jpeg", ".png")
-RATE = 15.0  # frames a second of images that do not say
+RATE = 15.0  # frames per second of image sequences without a rate
 SYNTHETIC = (360, 640)
 RUN = 32  # frames decoded at a time
 PANEL = 480  # width of a panel of the video, at most
@@ -40,7 +40,7 @@ PANEL = 480  # width of a panel of the video, at most
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for; see the command."""
+    """The options of the command."""
 
     source: str
     out: Path
@@ -137,7 +137,7 @@ def watch(
 def draw(
     steps: Sequence[UpdateStep], options: Options, gate: str, shows: str, fps: float
 ) -> list[Path]:
-    """Write everything, and say what."""
+    """Write all files and return their paths."""
     out = options.out
     files = [out / name for name in ("updates.mp4", "sheet.png", "operations.png", "steps.csv")]
     brightest = error_scale(steps)
@@ -176,7 +176,7 @@ def open_frames(source: str, start: int, count: int) -> tuple[Iterator[Tensor], 
 
 
 def _counted(name: str) -> list[tuple[int, str]]:
-    """What sorts 2.jpg ahead of 10.jpg: each run of digits by its number."""
+    """Sort key that puts 2.jpg before 10.jpg: runs of digits count as numbers."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -207,7 +207,7 @@ def _config(options: Options, budget: Budget | None) -> Config:
         policy = budget.policy
     if policy is None and options.preset not in ("fast", "exact"):
         raise ConfigError(f"--preset {options.preset} needs --r, --h or --budget.")
-    # No dense steps of its own accord: a picture shows the rule, not the machine.
+    # No fallback to dense steps: the pictures show the update rule.
     return Config.preset(options.preset, policy, fallback=False)
 
 

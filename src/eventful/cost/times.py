@@ -11,7 +11,6 @@ import contextlib
 import json
 import math
 import os
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from eventful import files
 
 CACHE = "EVENTFUL_CACHE"
 KEPT = 5  # times of each kind; the lowest counts, because other load only ever adds
@@ -171,10 +172,7 @@ class Costs:
                 known = _load(self._path)
                 steps = {str(share): list(times) for share, times in sorted(self._steps.items())}
                 known[self._key] = {"dense": list(self._dense), "steps": steps}
-                number, beside = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
-                with open(number, "w") as file:
-                    json.dump(known, file, indent=1)
-                os.replace(beside, self._path)
+                files.write_json(self._path, known)
 
     def _read(self) -> None:
         entry = _load(self._path).get(self._key, {})

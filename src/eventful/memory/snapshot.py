@@ -5,8 +5,8 @@ A checksum over the description and the tensors shows a damaged file.
 
 from __future__ import annotations
 
-import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
+from eventful import files
 from eventful.errors import ConfigError, EventfulError, SnapshotError
 from eventful.memory.state import RowState
 from eventful.policies import Policy, policy_from_dict, policy_to_dict
@@ -78,10 +79,9 @@ def write_snapshot(model: Identity, content: Snapshot, path: str | Path | None) 
     data: bytes = save_tensors(tensors, metadata=header)
     if path is not None:
         target = Path(path)
-        partial = target.with_name(target.name + ".partial")
         try:
-            partial.write_bytes(data)
-            partial.replace(target)  # a crash while writing leaves no half snapshot under the name
+            with files.replacing(target) as partial:
+                partial.write_bytes(data)
         except OSError as error:
             raise SnapshotError(
                 f"The snapshot cannot be written to {path}: {error.strerror}. The folder must "
@@ -180,8 +180,11 @@ def _read_file(source: str | Path | bytes) -> tuple[dict[str, str], dict[str, to
 
 def _checksum(description: str, tensors: dict[str, torch.Tensor]) -> str:
     """A digest of the description and of every tensor's name, shape, dtype and bytes."""
-    digest = hashlib.sha256(description.encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"\n{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+
+    def parts() -> Iterator[str | memoryview]:
+        yield description
+        for name, tensor in sorted(tensors.items()):
+            yield f"\n{name} {tuple(tensor.shape)} {tensor.dtype}\n"
+            yield tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+    return files.digest(parts())

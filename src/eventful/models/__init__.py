@@ -1,1 +1,1 @@
-"""The paper's two systems, whole: `vitdet` finds objects, `vivit` names actions."""
+"""The paper's two complete systems: `vitdet` for detection, `vivit` for action recognition."""

@@ -1,4 +1,4 @@
-"""A small detection head for any ViT: every place of its feature map tells the box around it.
+"""A small detection head for any ViT: every place of its feature map predicts the box around it.
 
 One scale and no anchors (Tian et al., FCOS, 2019), with scores that are trained to be the overlap
 of the box they stand for (Li et al., Generalized Focal Loss, 2020). It needs nothing of the
@@ -37,7 +37,7 @@ class PointHeadConfig:
             place is trained to find it.
         score_threshold: detections below it are dropped.
         candidates: places that enter NMS.
-        detections: most that leave it.
+        detections: largest number of results.
     """
 
     dim: int = 384
@@ -54,7 +54,7 @@ class PointHeadConfig:
 
 @dataclass(frozen=True)
 class Points:
-    """What the head says of every place.
+    """Predictions of the head at every place.
 
     Attributes:
         places: (n, 2) their centres as x, y in pixels.
@@ -85,7 +85,7 @@ class PointHead(nn.Module):
         )
         self.scores = nn.Conv2d(width, config.classes, 1)
         self.sides = nn.Conv2d(width, 4, 1)
-        rare = -math.log(99.0)  # to begin with, one place in a hundred
+        rare = -math.log(99.0)  # initial score of one in a hundred
         for layer, bias in ((self.scores, rare), (self.sides, 0.0)):
             nn.init.normal_(layer.weight, std=0.01)
             assert layer.bias is not None
@@ -114,7 +114,7 @@ class PointHead(nn.Module):
     def losses(self, features: Tensor, targets: Sequence[Target]) -> dict[str, Tensor]:
         """The loss of the scores and that of the boxes, each a number to add up.
 
-        A place inside a box to be ignored is not held to be background.
+        A place inside an ignored box does not count as background.
         """
         found = self(features)
         score, distance = found.logits.sum() * 0, found.boxes.sum() * 0
@@ -178,6 +178,6 @@ def _inside(places: Tensor, boxes: Tensor) -> Tensor:
 
 
 def _quality_loss(logits: Tensor, quality: Tensor) -> Tensor:
-    """Cross entropy against the overlap, weighted by how far off the score is, squared."""
+    """Cross entropy against the overlap, weighted by the squared error of the score."""
     entropy = F.binary_cross_entropy_with_logits(logits, quality, reduction="none")
     return (entropy * (quality - logits.sigmoid()).abs().square()).sum(dim=-1)

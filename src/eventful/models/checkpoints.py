@@ -19,8 +19,8 @@ from torch import Tensor
 
 from eventful.errors import CheckpointError
 
-# Where files keep the weights among other things, in the order asked. Averages over the steps of a
-# training run come last: they are taken where a file holds nothing else.
+# Where files keep the weights among other things, in the order of search. Averages over the steps
+# of a training run come last: they are used if a file holds nothing else.
 _WRAPPERS = (
     *("model", "model_state", "state_dict", "model_state_dict", "module"),
     *("model_ema", "ema_state", "ema_state_dict", "state_dict_ema", "ema"),
@@ -54,12 +54,14 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     an averaged model where the file has no other.
 
     Raises:
-        CheckpointError: the file is missing, damaged, asks for code to be run, or holds no
+        CheckpointError: the file is missing, damaged, would run code, or holds no
             weights.
     """
     path = Path(path)
     if not path.is_file():
-        raise CheckpointError(f"{path} is no file; pass the path of a .safetensors, .pth or .pkl.")
+        raise CheckpointError(
+            f"{path} is not a file; pass the path of a .safetensors, .pth or .pkl."
+        )
     with path.open("rb") as file:
         start = file.read(2)
     if path.suffix == ".safetensors":
@@ -75,7 +77,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return dict(load_file(path))
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is no readable safetensors file ({error}).") from error
+        raise CheckpointError(f"{path} is not a readable safetensors file ({error}).") from error
 
 
 def _read_torch(path: Path | io.BytesIO) -> Any:
@@ -83,15 +85,17 @@ def _read_torch(path: Path | io.BytesIO) -> Any:
         with torch.serialization.safe_globals(_numpy_globals()):
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can fail in any way
-        asked = re.search(r"(?:GLOBAL|function|class|type) (\S+)", str(error))
-        if isinstance(error, pickle.UnpicklingError) and asked:
+        named = re.search(r"(?:GLOBAL|function|class|type) (\S+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and named:
             raise CheckpointError(
-                f"{_name(path)} asks for {asked[1]}, which is no part of a tensor, and was not "
+                f"{_name(path)} refers to {named[1]}, which is not part of a tensor, and was not "
                 "loaded. Save its weights alone, where you trust it: "
                 "torch.save(model.state_dict(), path)."
             ) from error
         reason = str(error).partition("\n")[0]
-        raise CheckpointError(f"{_name(path)} is damaged or no torch file ({reason}).") from error
+        raise CheckpointError(
+            f"{_name(path)} is damaged or not a torch file ({reason})."
+        ) from error
 
 
 def _read_pickle(path: Path) -> Any:
@@ -101,7 +105,7 @@ def _read_pickle(path: Path) -> Any:
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
         except Exception as error:  # a damaged pickle can fail in any way
-            raise CheckpointError(f"{path} is damaged or no pickle ({error}).") from error
+            raise CheckpointError(f"{path} is damaged or not a pickle ({error}).") from error
     old_torch = isinstance(content, int) and content == _TORCH_MAGIC
     return _read_torch(path) if old_torch else content
 
@@ -110,7 +114,7 @@ class RestrictedUnpickler(pickle.Unpickler):
     """Rebuilds arrays and tensors; a pickle that names anything else is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The few names allowed, by module."""
+        """The function of an allowed name; raises for others."""
         if name in _SAFE_NAMES.get(module, ()):
             return _resolve(module, name)
         if module == "numpy" and isinstance(getattr(np, name, None), type):
@@ -120,8 +124,8 @@ class RestrictedUnpickler(pickle.Unpickler):
         if module == "numpy.dtypes" and name.endswith("DType"):
             return getattr(np.dtypes, name)
         raise CheckpointError(
-            f"the pickle asks for {module}.{name}, which is no part of an array or tensor; it was "
-            "not loaded. Save its weights alone, where you trust it."
+            f"the pickle refers to {module}.{name}, which is not part of an array or tensor; it "
+            "was not loaded. Save its weights alone, where you trust it."
         )
 
 
@@ -136,12 +140,12 @@ def _resolve(module: str, name: str) -> Callable[..., Any]:
 
 
 def _storage_from_bytes(content: bytes) -> Any:
-    """Torch's own would unpickle whatever the bytes say."""
+    """Torch's own function would unpickle any content."""
     return _read_torch(io.BytesIO(content))
 
 
 def _encode(text: str, encoding: str = "latin1", errors: str = "strict") -> bytes:
-    """The bytes of an array in old pickles; other codecs have no business here."""
+    """The bytes of an array in old pickles; other codecs are refused."""
     if encoding != "latin1":
         raise CheckpointError(f"the pickle decodes text as {encoding!r}; arrays use latin1.")
     return text.encode(encoding, errors)
@@ -149,12 +153,12 @@ def _encode(text: str, encoding: str = "latin1", errors: str = "strict") -> byte
 
 def _numpy_globals() -> list[Any]:
     multiarray = __import__("numpy._core.multiarray", fromlist=["_reconstruct"])
-    kinds = {type(np.dtype(kind)) for kind in ("f2", "f4", "f8", "i4", "i8", "u1", "b1")}
+    dtypes = {type(np.dtype(code)) for code in ("f2", "f4", "f8", "i4", "i8", "u1", "b1")}
     old = [
         (multiarray._reconstruct, "numpy.core.multiarray._reconstruct"),
         (multiarray.scalar, "numpy.core.multiarray.scalar"),
     ]
-    return [multiarray._reconstruct, multiarray.scalar, np.ndarray, np.dtype, *kinds, *old]
+    return [multiarray._reconstruct, multiarray.scalar, np.ndarray, np.dtype, *dtypes, *old]
 
 
 def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
@@ -191,7 +195,9 @@ def _tensor(value: Any) -> Tensor | None:
     array = np.array(value)
     if array.dtype.kind not in "fiub":
         return None
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # torch has no longer numbers
+    if (
+        array.dtype.kind == "f" and array.dtype.itemsize > 8
+    ):  # torch has no wider floating-point type
         array = array.astype(np.float64)
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
 

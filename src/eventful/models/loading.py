@@ -1,4 +1,4 @@
-"""Published weights into this package's models, by way of files of its own."""
+"""Converts published weights to files of this package, and loads them into its models."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eventful import files
 from eventful.errors import CheckpointError
 from eventful.models.checkpoints import read_checkpoint
-from eventful.models.layouts import Layout, LayoutReport, find_layout
+from eventful.models.key_formats import KeyFormat, KeyReport, find_key_format
 from eventful.models.vitdet.backbone import BackboneConfig, ViTDetBackbone
 from eventful.models.vitdet.model import ViTDet, ViTDetConfig, detector_config
 from eventful.models.vivit.model import ViViT, ViViTConfig
@@ -24,29 +25,39 @@ _HEAD_DIM = 64  # of every published ViViT; its files do not state it
 
 @dataclass(frozen=True)
 class Converted:
-    """Weights under this package's names, the model they make up, and what became of the keys."""
+    """Weights under this package's names, with their model and a report on the keys."""
 
-    kind: str
+    model: str
     config: dict[str, Any]
     state: dict[str, Tensor]
-    report: LayoutReport
+    report: KeyReport
+
+    @property
+    def kind(self) -> str:
+        """Old name of `model`."""
+        return self.model
 
 
 def convert_checkpoint(
-    source: str | Path | Mapping[str, Tensor], layout: str = "auto", *, strict: bool = True
+    source: str | Path | Mapping[str, Tensor],
+    format: str = "auto",
+    *,
+    strict: bool = True,
+    layout: str | None = None,
 ) -> Converted:
     """Rename the weights of a published file.
 
     Args:
         source: the file, or its keys and tensors.
-        layout: a key of `LAYOUTS`, or `auto`.
+        format: a key of `KEY_FORMATS`, or `auto`.
         strict: raise unless file and model fit with nothing left over.
+        layout: old name of `format`.
 
     Raises:
         CheckpointError: with the report, if they do not fit.
     """
     given = source if isinstance(source, Mapping) else read_checkpoint(source)
-    name, rules = find_layout(layout, given)
+    name, rules = find_key_format(layout or format, given)
     state, report = _renamed(name, rules, given)
     try:
         config = _CONFIGS[rules.model](state)
@@ -54,7 +65,7 @@ def convert_checkpoint(
             expected = build(rules.model, config).state_dict()
     except (KeyError, IndexError, ValueError, ZeroDivisionError, RuntimeError) as error:
         raise CheckpointError(
-            "The model's sizes cannot be read off the file: a key they follow from is missing or "
+            "The model's sizes cannot be read from the file: a key they follow from is missing or "
             f"of another shape ({error}).\n{report}"
         ) from error
     if rules.model == "vitdet-backbone":
@@ -68,17 +79,16 @@ def convert_checkpoint(
 def save(converted: Converted, path: str | Path) -> None:
     """Write safetensors that `load_model` reads, whole or not at all.
 
-    They also say which model they are for.
+    The file also names its model and configuration.
     """
     from safetensors.torch import save_file
 
     path = Path(path)
-    about = {"model": converted.kind, "config": converted.config}
+    about = {"model": converted.model, "config": converted.config}
     tensors = {key: value.contiguous().clone() for key, value in converted.state.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    save_file(tensors, str(partial), metadata={"eventful": json.dumps(about)})
-    partial.replace(path)
+    with files.replacing(path) as partial:
+        save_file(tensors, str(partial), metadata={"eventful": json.dumps(about)})
 
 
 def load_model(path: str | Path, **overrides: Any) -> nn.Module:
@@ -101,18 +111,18 @@ def load_model(path: str | Path, **overrides: Any) -> nn.Module:
 
 
 def _about(path: str | Path) -> dict[str, Any]:
-    """What a file that `save` wrote says of its model."""
+    """Model name and configuration in a file that `save` wrote."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(path), framework="pt") as file:
             written = (file.metadata() or {}).get("eventful", "null")
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is no readable safetensors file ({error}).") from error
+        raise CheckpointError(f"{path} is not a readable safetensors file ({error}).") from error
     about = json.loads(written)
     if about is None:
         raise CheckpointError(
-            f"{path} does not say which model it is for. Make it with `eventful weights convert`, "
+            f"{path} does not name its model. Make it with `eventful weights convert`, "
             "or build the model yourself and call load_weights."
         )
     return dict(about)
@@ -121,22 +131,25 @@ def _about(path: str | Path) -> dict[str, Any]:
 def load_weights(
     model: nn.Module,
     source: str | Path | Mapping[str, Tensor],
-    layout: str = "own",
+    format: str = "own",
     *,
     strict: bool = True,
-) -> LayoutReport:
+    layout: str | None = None,
+) -> KeyReport:
     """Load a file into a model.
 
     Args:
-        layout: `own` for this package's names, else as in `convert_checkpoint`.
+        format: `own` for this package's names, else as in `convert_checkpoint`.
         strict: raise unless all fits; otherwise load what does, and report the rest.
+        layout: old name of `format`.
     """
+    format = layout or format
     given = source if isinstance(source, Mapping) else read_checkpoint(source)
-    if layout == "own":
+    if format == "own":
         state = dict(given)
-        report = LayoutReport(layout, used={key: key for key in state})
+        report = KeyReport(format, used={key: key for key in state})
     else:
-        name, rules = find_layout(layout, given)
+        name, rules = find_key_format(format, given)
         state, report = _renamed(name, rules, given)
         if isinstance(model, ViTDetBackbone):
             state, report = _without_prefix(state, report)
@@ -147,7 +160,7 @@ def load_weights(
     return report
 
 
-def build(kind: str, config: dict[str, Any]) -> nn.Module:
+def build(model: str, config: dict[str, Any]) -> nn.Module:
     """A model with random weights from the name and configuration in a file."""
     makers: dict[str, Callable[[], nn.Module]] = {
         "vitdet": lambda: ViTDet(ViTDetConfig.from_dict(config)),
@@ -155,38 +168,38 @@ def build(kind: str, config: dict[str, Any]) -> nn.Module:
         "vivit": lambda: ViViT(ViViTConfig.from_dict(config)),
     }
     try:
-        return makers[kind]()
+        return makers[model]()
     except (KeyError, TypeError) as error:
         raise CheckpointError(
-            f"No {kind!r} with such settings here ({error}): the file is from another version of "
+            f"No {model!r} with such settings here ({error}): the file is from another version of "
             "eventful. Convert the published file again."
         ) from error
 
 
 def _renamed(
-    name: str, layout: Layout, given: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], LayoutReport]:
+    name: str, rules: KeyFormat, given: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], KeyReport]:
     state: dict[str, Tensor] = {}
     used: dict[str, str] = {}
     unneeded: dict[str, str] = {}
     unexpected: list[str] = []
     for key, tensor in given.items():
-        here, why = layout.rename(key), layout.excuse(key)
+        here, why = rules.rename(key), rules.reason_unneeded(key)
         if here is not None and here not in state:
             state[here], used[key] = tensor, here
         elif why is not None:
             unneeded[key] = why
         else:
             unexpected.append(key)
-    return state, LayoutReport(name, used, unneeded, tuple(unexpected))
+    return state, KeyReport(name, used, unneeded, tuple(unexpected))
 
 
 def _fitted(
-    expected: Mapping[str, Tensor], state: dict[str, Tensor], report: LayoutReport
-) -> tuple[dict[str, Tensor], LayoutReport]:
-    """Drop what the model has no place for, and say so."""
+    expected: Mapping[str, Tensor], state: dict[str, Tensor], report: KeyReport
+) -> tuple[dict[str, Tensor], KeyReport]:
+    """Drop tensors that the model does not have, and report them."""
     source = {here: key for key, here in report.used.items()}
-    strangers = [key for key in state if key not in expected]
+    unexpected = [key for key in state if key not in expected]
     mismatched = {
         key: f"{tuple(tensor.shape)} in the file, {tuple(expected[key].shape)} in the model"
         for key, tensor in state.items()
@@ -196,16 +209,16 @@ def _fitted(
     return kept, replace(
         report,
         used={source[key]: key for key in kept},
-        unexpected=(*report.unexpected, *(source[key] for key in strangers)),
+        unexpected=(*report.unexpected, *(source[key] for key in unexpected)),
         missing=tuple(key for key in expected if key not in state),
         mismatched=mismatched,
     )
 
 
 def _without_prefix(
-    state: Mapping[str, Tensor], report: LayoutReport
-) -> tuple[dict[str, Tensor], LayoutReport]:
-    """Names for a backbone by itself; the layouts name it as a part of the detector."""
+    state: Mapping[str, Tensor], report: KeyReport
+) -> tuple[dict[str, Tensor], KeyReport]:
+    """Names for a backbone by itself; the formats name it as a part of the detector."""
     used = {key: here.removeprefix("backbone.") for key, here in report.used.items()}
     bare = {key.removeprefix("backbone."): value for key, value in state.items()}
     return bare, replace(report, used=used)
@@ -230,9 +243,9 @@ def _backbone_config(state: Mapping[str, Tensor]) -> dict[str, Any]:
     }
     if not tables:
         raise CheckpointError(
-            "The file has no relative position tables, and without them it does not tell which "
+            "The file has no relative position tables, and without them it is unknown which "
             "blocks attend in windows. Build the model yourself, ViTDetBackbone(BackboneConfig(...,"
-            " relative=False)), and call load_weights on it with the layout's name."
+            " relative=False)), and call load_weights on it with the format's name."
         )
     window, trained = min(tables.values()), max(tables.values())
     columns = state[f"backbone.blocks.{min(tables)}.attn.rel_pos_h"].shape[1]

@@ -1,4 +1,4 @@
-"""The paper's two systems as counting sees them, read off the modules, which need no weights."""
+"""Block shapes of the paper's two systems for counting, read from modules without weights."""
 
 from __future__ import annotations
 

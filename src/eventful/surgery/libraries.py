@@ -37,7 +37,6 @@ EXTRAS = {
     "typer": "cli",
     "rich": "cli",
     "faster_coco_eval": "eval",
-    "pycocotools": "eval",
     "tensorboard": "train",
 }
 

@@ -1,1 +1,1 @@
-"""Video ends: where frames come from and how updates are shown."""
+"""Reads and writes video, and draws updates."""

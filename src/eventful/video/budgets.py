@@ -24,16 +24,16 @@ class Budget:
     fraction: float | None = None
 
     def __post_init__(self) -> None:
-        assert self.policy is not None  # which refuses what makes no sense
+        assert self.policy is not None  # raises for invalid values
 
     @property
     def policy(self) -> Policy:
-        """The policy that keeps it."""
+        """The policy with this budget."""
         return TopR(self.r) if self.r is not None else TopFraction(self.fraction or 0.0)
 
     @property
     def text(self) -> str:
-        """As people write it."""
+        """As text, e.g. `512` or `12%`."""
         return f"r = {self.r}" if self.r is not None else f"{self.fraction:.0%} of tokens"
 
 

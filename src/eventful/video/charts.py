@@ -31,7 +31,7 @@ def update_sheet(steps: Sequence[UpdateStep], path: Path, *, gate: str, predicti
     """Write the contact sheet: a column per frame with prediction, error and update mask.
 
     Args:
-        prediction: what the first row shows, in a word or two.
+        prediction: caption of the first row.
     """
     pyplot = _pyplot()
     height, width = steps[0].view.frame.shape[-2:]
@@ -105,7 +105,7 @@ def operations_chart(steps: Sequence[UpdateStep], path: Path, *, title: str = ""
 
 
 def error_scale(steps: Sequence[UpdateStep]) -> float:
-    """The error shown lightest: nearly the largest there is, so that one token does not rule."""
+    """The error shown lightest: a high quantile, so that no single token sets the scale."""
     largest = [float(s.view.error.flatten().quantile(0.995)) for s in steps if not s.flush]
     return max(largest, default=1.0) or 1.0
 
@@ -129,7 +129,7 @@ def _picture(axis: Any, picture: Tensor) -> None:
 
 
 def _mark_flushes(axis: Any, steps: Sequence[UpdateStep]) -> None:
-    """A word beside each flush, as long as one has room beside the last."""
+    """Label each flush, unless it is too close to the last label."""
     free = steps[0].index
     for step in steps:
         if step.flush and step.index >= free:
@@ -141,7 +141,7 @@ def _mark_flushes(axis: Any, steps: Sequence[UpdateStep]) -> None:
 
 
 def _mark_budgets(axis: Any, steps: Sequence[UpdateStep], top: float) -> None:
-    """Where the budget changes: a line, and its value above the stretch it holds for."""
+    """Where the budget changes: a line, and its value above the frames it holds for."""
     starts = [i for i, s in enumerate(steps) if i == 0 or s.budget != steps[i - 1].budget]
     for i, end in zip(starts, [*starts[1:], len(steps)], strict=True):
         if not steps[i].budget:

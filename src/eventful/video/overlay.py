@@ -24,7 +24,7 @@ GAP = 6  # pixels between the tiles of a sheet
 
 @dataclass(frozen=True)
 class UpdateView:
-    """One frame with what its first gate saw.
+    """One frame with the error and mask of one gate.
 
     Attributes:
         frame: (3, H, W) in [0, 1].
@@ -41,7 +41,7 @@ class UpdateView:
         """From one frame (1, 3, H, W) and the record of a stream with `maps=True`.
 
         Args:
-            gate: full name of the gate to look at; None for the first.
+            gate: full name of the gate to show; None for the first.
         """
         layout = next(iter(record.layouts.values()))
         seen = record.gates[find_gate(record, gate)]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from eventful.models.vitdet.frames import Detections
 from eventful.surgery.libraries import load
 from eventful.video.overlay import UpdateView, heat_picture, image, mask_picture
 
@@ -27,7 +28,7 @@ class UpdateStep:
 
     Attributes:
         view: the frame and what the chosen gate did.
-        prediction: (3, H, W) in [0, 1], what the model made of the frame.
+        prediction: (3, H, W) in [0, 1], the model's prediction as a picture.
         updated: tokens the gate let through.
         flush: everything was computed.
         budget: the budget in force, in words; '' for none.
@@ -46,34 +47,28 @@ class UpdateStep:
     ms: float = 0.0
 
 
-@dataclass(frozen=True)
-class ShownBox:
-    """A detection to draw: corners in pixels of the picture."""
+def with_boxes(frame: Tensor, found: Detections, texts: Sequence[str]) -> Tensor:
+    """A frame (3, H, W) in [0, 1] with boxes and their texts drawn into it.
 
-    x1: float
-    y1: float
-    x2: float
-    y2: float
-    text: str
-    label: int = 0
-
-
-def with_boxes(frame: Tensor, boxes: Sequence[ShownBox]) -> Tensor:
-    """A frame (3, H, W) in [0, 1] with boxes and their names drawn into it."""
+    Args:
+        found: boxes in pixels of the frame; the label chooses the colour.
+        texts: one per box; '' for none.
+    """
     canvas = image(frame)
     draw = load("PIL.ImageDraw").Draw(canvas)
     thick = max(2, round(min(frame.shape[-2:]) / 220))
     font = _font(max(11, round(min(frame.shape[-2:]) / 32)))
-    for box in boxes:
-        colour = PALETTE[box.label % len(PALETTE)]
-        draw.rectangle((box.x1, box.y1, box.x2, box.y2), outline=colour, width=thick)
-        if not box.text:
+    for box, label, text in zip(found.boxes.tolist(), found.labels.tolist(), texts, strict=True):
+        colour = PALETTE[label % len(PALETTE)]
+        draw.rectangle(tuple(box), outline=colour, width=thick)
+        if not text:
             continue
-        left, top, right, bottom = draw.textbbox((0, 0), box.text, font=font)
+        x, y = box[:2]
+        left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
         width, height = right - left + 8, bottom - top + 6
-        y = box.y1 - height if box.y1 >= height else box.y1
-        draw.rectangle((box.x1, y, box.x1 + width, y + height), fill=colour)
-        draw.text((box.x1 + 4 - left, y + 3 - top), box.text, fill="#14161c", font=font)
+        y = y - height if y >= height else y
+        draw.rectangle((x, y, x + width, y + height), fill=colour)
+        draw.text((x + 4 - left, y + 3 - top), text, fill=GROUND, font=font)
     return from_image(canvas)
 
 
@@ -92,7 +87,7 @@ def scene(
         steps: of the whole video, for the strip of costs.
         brightest: the error that is shown lightest.
         width: of each of the three panels, in pixels.
-        prediction: what the first panel shows, in a word or two.
+        prediction: caption of the first panel.
     """
     step = steps[current]
     panels = [
@@ -122,10 +117,10 @@ def _caption(step: UpdateStep) -> str:
 def _strip(
     draw: Any, steps: Sequence[UpdateStep], current: int, box: tuple[int, int, int, int]
 ) -> None:
-    """Operations of each frame so far as bars, the rest to come as their ground."""
+    """Operations of each frame as bars; frames still to come in a darker colour."""
     left, top, right, bottom = box
     top += 20
-    most = max(max(step.macs, step.dense_macs) for step in steps)
+    highest = max(max(step.macs, step.dense_macs) for step in steps)
     slot = (right - left) / len(steps)
     now = steps[current]
     saving = now.dense_macs / max(now.macs, 1)
@@ -135,7 +130,7 @@ def _strip(
     draw.rectangle((left, top, right, bottom), fill="#1d2029")
     for t, step in enumerate(steps[: current + 1]):
         x = left + t * slot
-        y = bottom - (bottom - top) * step.macs / most
+        y = bottom - (bottom - top) * step.macs / highest
         colour = AMBER if t == current else FAINT if step.flush else BLUE
         draw.rectangle((x, y, x + max(slot - (1 if slot > 3 else 0), 1), bottom), fill=colour)
 

@@ -1,10 +1,9 @@
-"""Frames into a video file."""
+"""Writes frames to a video file."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -36,18 +35,13 @@ class VideoSink:
         self._container = load("av").open(str(self.path), "w", format="mp4")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, cause: object, error: BaseException | None, trace: object) -> None:
         if self._stream is not None and error is None:
             self._container.mux(self._stream.encode())
         self._container.close()
 
     def write(self, picture: Tensor) -> None:
-        """Add a picture (3, H, W) in [0, 1]; an odd side is repeated by a pixel, as H.264 asks."""
+        """Add a picture (3, H, W) in [0, 1]; an odd side gets a pixel more, as H.264 requires."""
         if picture.dim() != 3 or picture.shape[0] != 3:
             raise FrameError(f"A picture is (3, height, width), got {tuple(picture.shape)}.")
         padding = (0, picture.shape[2] % 2, 0, picture.shape[1] % 2)

@@ -1,4 +1,4 @@
-"""Frames of a video, from a folder of images or a file, decoded only when they are asked for."""
+"""Frames of a video, from a folder of images or a file, decoded on access."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch import Tensor
 from eventful.errors import DamagedMediaError, MalformedDataError, MissingFileError
 from eventful.surgery.libraries import load
 
-# A wait longer than this many frames is cheaper to jump over than to decode through.
+# From a gap of this many frames on, seeking is cheaper than decoding.
 _JUMP = 64
 _INSTANT = 1e-6  # seconds; timestamps of a container are rounded to its time base
 
 
 class FrameSource(Protocol):
-    """Where a video's pixels come from. Holds no open file, so it may go to another process."""
+    """A source of video frames. Holds no open file, so it can be pickled."""
 
     def __len__(self) -> int: ...
 
@@ -88,7 +88,7 @@ class VideoFile:
     Args:
         start: Seconds from the first frame of the file.
         stop: Seconds, exclusive; None for the end of the file.
-        fps: Frames a second to hand out, each the one nearest in time; None for every frame.
+        fps: Rate to resample to, by the nearest frame in time; None for every frame.
     """
 
     path: Path
@@ -100,7 +100,7 @@ class VideoFile:
         return len(self._stamps)
 
     def __iter__(self) -> Iterator[Tensor]:
-        # A stretch at a time, so that a long video never lies in memory whole.
+        # In parts, so that a long video is never in memory as a whole.
         for first in range(0, len(self), _JUMP):
             yield from self.read(range(first, min(first + _JUMP, len(self))))
 
@@ -114,14 +114,14 @@ class VideoFile:
         absent = sum(stamp not in found for stamp in set(stamps))
         if absent:
             raise DamagedMediaError(
-                f"{self.path}: {absent} of {len(set(stamps))} frames asked for do not decode. "
+                f"{self.path}: {absent} of {len(set(stamps))} requested frames do not decode. "
                 "Fetch the file again, or skip it."
             )
         return _stacked([found[stamp] for stamp in stamps], self.path)
 
     @cached_property
     def rate(self) -> float:
-        """Frames a second that are handed out; 25 where the file does not say."""
+        """Frames per second after resampling; 25 if the file does not state a rate."""
         if self.fps is not None:
             return self.fps
         with _opened(self.path) as (_, stream):
@@ -195,7 +195,7 @@ def read_image(path: Path) -> Tensor:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
-    """The container and its first video stream; whatever FFmpeg says becomes our error."""
+    """The container and its first video stream; errors of FFmpeg are raised as ours."""
     av = load("av")
     if not path.is_file():
         raise MissingFileError(f"{path} is not there. Check the dataset with: eventful data check")
@@ -211,7 +211,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
 
 
 def _runs(stamps: list[int], step: int) -> Iterator[list[int]]:
-    """Split sorted stamps where a jump is cheaper than decoding what lies between."""
+    """Split sorted stamps where seeking is cheaper than decoding the frames between."""
     run = stamps[:1]
     for stamp in stamps[1:]:
         if stamp - run[-1] > _JUMP * step:

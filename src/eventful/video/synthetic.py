@@ -1,4 +1,4 @@
-"""A made-up street scene: objects moving over a still background, seen by a noisy sensor."""
+"""A synthetic scene: objects moving over a still background, with sensor noise."""
 
 from __future__ import annotations
 

@@ -50,7 +50,9 @@ class BackboneConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "global_blocks", tuple(self.global_blocks))
         if self.size < self.patch:
-            raise ConfigError(f"Frames of {self.size} px hold no {self.patch} px patch; go larger.")
+            raise ConfigError(
+                f"Frames of {self.size} px are smaller than a {self.patch} px patch; use larger."
+            )
         if not 0 <= self.drop_path < 1:
             raise ConfigError(f"drop_path={self.drop_path}; it is a probability below 1.")
         if self.rel_pos_resize not in ("linear", "bicubic"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# The largest growth of a side that a prediction can ask for: 1000 px from an anchor of 16.
+# The largest growth of a side that a prediction can have: 1000 px from an anchor of 16.
 _MOST_GROWTH = math.log(1000.0 / 16)
 
 BACKGROUND, IGNORED, FOREGROUND = 0, -1, 1
@@ -118,7 +118,7 @@ def grid_anchors(cells: Tensor, grid: tuple[int, int], stride: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Matches:
-    """For each of N candidates: the ground truth it overlaps most, and what that makes it.
+    """For each of N candidates: the ground truth it overlaps most, and its label.
 
     Attributes:
         index: (N,) row of the ground truth, 0 where there is none.
@@ -136,8 +136,8 @@ def match(overlap: Tensor, low: float, high: float, *, rescue: bool = False) -> 
         overlap: (ground truth, candidates) IoU.
         low: below it a candidate is background; between the two it is ignored.
         high: from it on a candidate is foreground.
-        rescue: also make the best candidates of each ground truth foreground, so that none
-            goes without that any candidate touches.
+        rescue: also label the best candidates of each ground truth as foreground, so that each
+            one that any candidate overlaps has a match.
     """
     truths, candidates = overlap.shape
     if not truths:
@@ -148,8 +148,8 @@ def match(overlap: Tensor, low: float, high: float, *, rescue: bool = False) -> 
     label[best < low] = BACKGROUND
     label[best >= high] = FOREGROUND
     if rescue and candidates:
-        most = overlap.max(dim=1, keepdim=True).values
-        label[((overlap == most) & (most > 0)).any(dim=0)] = FOREGROUND
+        best = overlap.max(dim=1, keepdim=True).values
+        label[((overlap == best) & (best > 0)).any(dim=0)] = FOREGROUND
     return Matches(index, label)
 
 

@@ -1,14 +1,16 @@
-"""Frames into the model and boxes out of it: resize, pad to a square, and back."""
+"""Prepares frames (resize, pad to a square) and maps boxes back to the original frame."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eventful.errors import FrameError, UnsupportedError
+from eventful.errors import ConfigError, FrameError, UnsupportedError
 from eventful.models.vitdet import boxes as box
 
 PIXEL_MEAN = (123.675, 116.28, 103.53)
@@ -56,6 +58,43 @@ class Detections:
     labels: Tensor
     masks: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        count = len(self.scores)
+        if self.boxes.shape != (count, 4) or self.labels.shape != (count,):
+            raise ConfigError(
+                f"Detections need boxes ({count}, 4) and labels ({count},) beside {count} scores, "
+                f"not {tuple(self.boxes.shape)} and {tuple(self.labels.shape)}."
+            )
+
+    @classmethod
+    def split(
+        cls, boxes: Tensor, scores: Tensor, labels: Tensor, counts: Sequence[int]
+    ) -> list[Detections]:
+        """The detections of several frames from tensors that hold one frame after the other.
+
+        Args:
+            counts: detections of each frame.
+        """
+        parts = (rows.split(list(counts)) for rows in (boxes, scores, labels))
+        return [cls(*frame) for frame in zip(*parts, strict=True)]
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Detections:
+        """The inverse of `to_dict`."""
+        return cls(
+            torch.tensor(data["boxes"]).reshape(-1, 4),
+            torch.tensor(data["scores"]),
+            torch.tensor(data["labels"], dtype=torch.int64),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Boxes, scores and labels as lists, for JSON."""
+        return {name: getattr(self, name).tolist() for name in ("boxes", "scores", "labels")}
+
+    def boxes_on_cpu(self) -> Detections:
+        """The same on the CPU, without masks, as the metrics need them."""
+        return Detections(self.boxes.cpu(), self.scores.cpu(), self.labels.cpu())
+
     def __len__(self) -> int:
         return len(self.boxes)
 
@@ -77,8 +116,8 @@ class Target:
     Attributes:
         boxes: (n, 4).
         labels: (n,) class, from 0.
-        ignored: (k, 4) where what is found is neither right nor wrong: crowds, objects nobody
-            marked with certainty.
+        ignored: (k, 4) regions where detections count as neither right nor wrong: crowds, objects
+            without certain annotation.
     """
 
     boxes: Tensor

@@ -1,4 +1,4 @@
-"""What reads the regions: box heads, alone (Faster R-CNN) or in a cascade, and the mask head."""
+"""The region heads: box heads, alone (Faster R-CNN) or in a cascade, and the mask head."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HeadConfig:
     Attributes:
         classes: object classes, without background.
         stages: box heads one after the other: 1 is Faster R-CNN, 3 the cascade.
-        shared_boxes: boxes do not depend on the class (the cascade's way).
+        shared_boxes: boxes do not depend on the class (as in the cascade).
         masks: a mask head.
         convs: convolutions ahead of the linear layer of a box head.
         hidden: width of that layer.
@@ -59,7 +59,7 @@ class HeadConfig:
         if self.stages > 1 and not self.shared_boxes:
             raise ConfigError("A cascade refines one box per region: give shared_boxes=True.")
         if self.classes < 1:
-            raise ConfigError(f"{self.classes} classes; a detector tells at least one.")
+            raise ConfigError(f"{self.classes} classes; a detector needs at least one.")
         if self.box_loss not in get_args(BoxLoss):
             raise ConfigError(f"box_loss is one of {', '.join(get_args(BoxLoss))}.")
 
@@ -158,7 +158,7 @@ class RegionHeads(nn.Module):
                 for part, target in zip(proposals, targets, strict=True)
             ]
             logits, codes = stage(self._regions(maps, [part.boxes for part in sampled]))
-            found = box_losses(logits, codes, sampled, stage.coder, kind=config.box_loss)
+            found = box_losses(logits, codes, sampled, stage.coder, loss=config.box_loss)
             suffix = f"_{number}" if len(self.stages) > 1 else ""
             losses[f"class{suffix}"] = found["class"]
             losses[f"box{suffix}"] = found["box"] * config.box_loss_weight

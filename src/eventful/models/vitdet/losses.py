@@ -1,4 +1,4 @@
-"""What the heads are trained with: sampled candidates, and the losses on them."""
+"""Losses of the heads, on sampled candidates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BoxLoss = Literal["l1", "giou"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How many candidates of an image are trained on, and how they are told apart.
+    """How many candidates of an image are trained on, and how they are labelled.
 
     Attributes:
         count: candidates of one image.
@@ -52,9 +52,9 @@ class Sampling:
         """Indices of a random choice among the foreground, and among the background."""
         foreground = (label == box.FOREGROUND).nonzero()[:, 0]
         background = (label == box.BACKGROUND).nonzero()[:, 0]
-        most = min(len(foreground), int(self.count * self.positive))
-        rest = min(len(background), self.count - most)
-        return _some(foreground, most), _some(background, rest)
+        positives = min(len(foreground), int(self.count * self.positive))
+        negatives = min(len(background), self.count - positives)
+        return _some(foreground, positives), _some(background, negatives)
 
 
 RPN_SAMPLING = Sampling(256, 0.5, 0.3, 0.7, rescue=True)
@@ -89,12 +89,12 @@ def rpn_losses(
 
 @dataclass(frozen=True)
 class Sampled:
-    """Candidates of one image with what they should be told to be.
+    """Candidates of one image with their training targets.
 
     Attributes:
         boxes: (n, 4).
         labels: (n,) class; the number of classes is background.
-        goals: (n, 4) the objects they belong to; anything for background.
+        goals: (n, 4) boxes of their objects; undefined for background.
     """
 
     boxes: Tensor
@@ -133,7 +133,7 @@ def box_losses(
     sampled: Sequence[Sampled],
     coder: box.BoxCoder,
     *,
-    kind: BoxLoss = "l1",
+    loss: BoxLoss = "l1",
 ) -> dict[str, Tensor]:
     """Class by cross entropy; boxes of foreground candidates by L1 on codes, or by GIoU.
 
@@ -148,7 +148,7 @@ def box_losses(
     foreground = (labels < logits.shape[1] - 1).nonzero()[:, 0]
     column = labels[foreground] if codes.shape[1] > 1 else torch.zeros_like(foreground)
     chosen, reference, goal = codes[foreground, column], boxes[foreground], goals[foreground]
-    if kind == "giou":
+    if loss == "giou":
         distance = box.giou_loss(coder.decode(reference, chosen), goal)
     else:
         distance = (chosen - coder.encode(reference, goal)).abs()

@@ -1,4 +1,4 @@
-"""ViTDet, whole: backbone, pyramid, proposals and heads."""
+"""The complete ViTDet: backbone, pyramid, proposals and heads."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class ViTDetConfig:
         return max(1, round(self.short_edge * self.backbone.size / self.backbone.trained_size))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """As values for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ViTDetConfig:
-        """The opposite of `to_dict`."""
+        """The inverse of `to_dict`."""
         parts = {
             "backbone": BackboneConfig(**data["backbone"]),
             "heads": HeadConfig(**data["heads"]),
@@ -113,7 +113,7 @@ class ViTDet(nn.Module):
     ) -> dict[str, Tensor]:
         """Losses of the proposal network and of the box heads, each a number to add up.
 
-        Where a target says to ignore, nothing is learned, unless an object lies there. The mask
+        Ignored regions of a target contribute no loss, unless an object lies there. The mask
         head has no loss.
         """
         if len(targets) != len(pixels):

@@ -25,10 +25,10 @@ def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
     if ops is not None:
         kept: Tensor = ops.nms(boxes.float(), scores.float(), threshold)
         return kept
-    return nms_plain(boxes, scores, threshold)
+    return nms_torch(boxes, scores, threshold)
 
 
-def nms_plain(
+def nms_torch(
     boxes: Tensor, scores: Tensor, threshold: float, groups: Tensor | None = None
 ) -> Tensor:
     """`nms` without compiled operators, within each of the `groups` (N,) if given.
@@ -57,17 +57,17 @@ def grouped_nms(boxes: Tensor, scores: Tensor, groups: Tensor, threshold: float)
         found: Tensor = ops.nms(_moved_apart(boxes, groups), scores.double(), threshold)
         return found
     if len(boxes) <= _AT_ONCE:
-        return nms_plain(boxes, scores, threshold, groups)
+        return nms_torch(boxes, scores, threshold, groups)
     kept = torch.zeros_like(groups, dtype=torch.bool)
     for group in groups.unique():
         members = (groups == group).nonzero()[:, 0]
-        kept[members[nms_plain(boxes[members], scores[members], threshold)]] = True
+        kept[members[nms_torch(boxes[members], scores[members], threshold)]] = True
     index = kept.nonzero()[:, 0]
     return index[scores[index].argsort(descending=True, stable=True)]
 
 
 def _moved_apart(boxes: Tensor, groups: Tensor) -> Tensor:
-    """Boxes shifted so that those of different groups never meet.
+    """Boxes shifted so that those of different groups never overlap.
 
     In double precision: far from the origin single precision would move the corners.
     """
@@ -91,14 +91,14 @@ def roi_align(features: Tensor, boxes: Tensor, images: Tensor, output: int, scal
     """
     ops = compiled_ops()
     if ops is not None:
-        # In single precision whatever the features are: half of it cannot tell pixels apart.
+        # Coordinates in single precision: half precision cannot resolve pixels.
         rois = torch.cat([images[:, None].float(), boxes.float()], dim=1)
         pooled: Tensor = ops.roi_align(features.float(), rois, output, scale, 0, True)
         return pooled.to(features.dtype)
-    return roi_align_plain(features, boxes, images, output, scale)
+    return roi_align_torch(features, boxes, images, output, scale)
 
 
-def roi_align_plain(
+def roi_align_torch(
     features: Tensor, boxes: Tensor, images: Tensor, output: int, scale: float
 ) -> Tensor:
     """`roi_align` without compiled operators: every bin is a weighted sum over a bag of pixels.

@@ -1,4 +1,4 @@
-"""The region proposal network: where objects may be, whatever they are."""
+"""The region proposal network: class-independent object candidates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STRIDES = (4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Predictions:
-    """What the network says of every anchor, by level.
+    """Predictions for every anchor, by level.
 
     Attributes:
         anchors: (n, 4) each.
@@ -87,12 +87,12 @@ class RPN(nn.Module):
 
     def _best(self, found: Predictions) -> tuple[Tensor, Tensor, Tensor]:
         """The best of each level: boxes (B, n, 4), logits (B, n) and levels (n,)."""
-        most = self.keep_before[0 if self.training else 1]
+        count = self.keep_before[0 if self.training else 1]
         boxes, scores, levels = [], [], []
         for level, (anchors, logits, codes) in enumerate(
             zip(found.anchors, found.logits, found.codes, strict=True)
         ):
-            top, index = logits.topk(min(most, logits.shape[1]), dim=1)
+            top, index = logits.topk(min(count, logits.shape[1]), dim=1)
             chosen = codes.gather(1, index[:, :, None].expand(-1, -1, 4))
             decoded = self.coder.decode(anchors[index].flatten(0, 1), chosen.flatten(0, 1))
             boxes.append(decoded.unflatten(0, index.shape))

@@ -23,7 +23,7 @@ class ViViTConfig:
     """Sizes of a factorised ViViT; the defaults are those of the paper's EPIC-Kitchens model.
 
     Attributes:
-        classes: actions told apart.
+        classes: number of actions.
         size: side of the frames in pixels the position table was learned for.
         frames: frames of one view.
         tubelet: frames of one step.
@@ -48,7 +48,7 @@ class ViViTConfig:
     def __post_init__(self) -> None:
         if self.frames % self.tubelet:
             raise ConfigError(
-                f"{self.frames} frames are no whole number of steps of {self.tubelet} frames."
+                f"{self.frames} frames are not a whole number of steps of {self.tubelet} frames."
             )
 
     @property
@@ -57,17 +57,17 @@ class ViViTConfig:
         return self.frames // self.tubelet
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """As values for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ViViTConfig:
-        """The opposite of `to_dict`."""
+        """The inverse of `to_dict`."""
         return cls(**data)
 
 
 class SpatialModel(PositionedTrunk):
-    """One step: two frames (B, 3, 2, H, W) to a vector (B, D), by way of a class token.
+    """One step: two frames (B, 3, 2, H, W) to a vector (B, D), through a class token.
 
     This is what becomes eventful: convert it, and step a `Stream` over the steps of a view.
     """
@@ -124,7 +124,7 @@ class SpatialModel(PositionedTrunk):
 
 
 class TemporalModel(nn.Module):
-    """The vectors of all steps (B, T, D) to one (B, D), by way of a class token."""
+    """The vectors of all steps (B, T, D) to one (B, D), through a class token."""
 
     def __init__(self, config: ViViTConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The layouts that are known, and which of them a folder has."""
+"""The known formats of datasets on disk, and which of them a folder has."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Opener(Protocol):
 
 
 @dataclass(frozen=True)
-class Layout:
-    """One way to lay out a dataset on disk.
+class DatasetFormat:
+    """How the files of a dataset are arranged on disk.
 
     Args:
-        recognises: Whether a folder has this layout, from names alone or a first line.
+        recognises: Whether a folder has this format, judged by file names or a first line.
         splits: The splits a folder has; the first is the one to evaluate on.
         parts: Its files and folders by name, and whether they are there.
-        form: One line that shows it.
+        form: The arrangement of its files, in one line.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Layout:
     open: Opener
 
 
-# The most particular first: any folder with a JSON file might be the last.
-LAYOUTS = {
-    layout.name: layout
-    for layout in (
-        Layout(
+# From the most specific to the least: any folder with a JSON file might be COCO.
+FORMATS = {
+    known.name: known
+    for known in (
+        DatasetFormat(
             "imagenet-vid",
             "detection",
             "ILSVRC2015/{Data,Annotations,ImageSets}/{VID,DET}",
@@ -54,7 +54,7 @@ LAYOUTS = {
             imagenet.parts,
             imagenet.open_imagenet,
         ),
-        Layout(
+        DatasetFormat(
             "epic-kitchens",
             "action",
             "EPIC_100_{train,validation}.csv and <participant>/videos/<video_id>.MP4",
@@ -63,7 +63,7 @@ LAYOUTS = {
             epic.parts,
             epic.open_epic,
         ),
-        Layout(
+        DatasetFormat(
             "kinetics",
             "action",
             "{train,val}.csv and <split>/<youtube_id>_<start>_<end>.mp4",
@@ -72,7 +72,7 @@ LAYOUTS = {
             kinetics.parts,
             kinetics.open_kinetics,
         ),
-        Layout(
+        DatasetFormat(
             "mot",
             "detection",
             "<split>/<sequence>/{seqinfo.ini,img1/,gt/gt.txt}",
@@ -81,7 +81,7 @@ LAYOUTS = {
             mot.parts,
             mot.open_mot,
         ),
-        Layout(
+        DatasetFormat(
             "coco",
             "detection",
             "annotations/<split>.json (images with video_id and frame_id) and the images",
@@ -94,48 +94,53 @@ LAYOUTS = {
 }
 
 
-def recognise(path: Path) -> Layout | None:
-    """The layout of a folder, or of a JSON file; None where it is none that is known."""
-    return next((layout for layout in LAYOUTS.values() if layout.recognises(path)), None)
+def recognise(path: Path) -> DatasetFormat | None:
+    """The format of a folder, or of a JSON file; None if it is unknown."""
+    return next((known for known in FORMATS.values() if known.recognises(path)), None)
 
 
 def no_split(
-    path: Path, split: str | None, layout: Layout, there: tuple[str, ...]
+    path: Path, split: str | None, found: DatasetFormat, there: tuple[str, ...]
 ) -> MissingFileError:
-    """The error for a split that a dataset does not have; None for any at all."""
+    """The error for a split that a dataset does not have; None if it has none."""
     wanted = "no split" if split is None else f"no split {split!r}"
-    return MissingFileError(f"{path} ({layout.name}) has {wanted}; it has {list(there) or 'none'}")
+    return MissingFileError(f"{path} ({found.name}) has {wanted}; it has {list(there) or 'none'}")
 
 
 def open_dataset(
     path: str | Path,
     split: str | None = None,
     *,
-    layout: str | None = None,
+    format: str | None = None,
     on_problem: OnProblem = stop,
+    layout: str | None = None,
 ) -> VideoSet:
     """Open one split of a dataset. Annotations are read where that is quick, pixels never.
 
     Args:
         path: Its folder, or a COCO-style JSON file.
         split: Name of the split; None for the one to evaluate on.
-        layout: Name of the layout; None to find out.
+        format: Name of the format; None to detect it.
         on_problem: What to do with a malformed row or a missing file: raise it (the default), or
-            note it and go on without (a `Problems`).
+            collect it and continue without (a `Problems`).
+        layout: Old name of `format`.
 
     Raises:
-        MissingFileError: There is nothing there that can be read, or not that split.
+        MissingFileError: No known format is there, or not that split.
     """
-    path = Path(path)
-    if layout is not None and layout not in LAYOUTS:
-        raise ConfigError(f"no layout {layout!r}: there are {', '.join(LAYOUTS)}")
-    found = LAYOUTS[layout] if layout is not None else recognise(path)
+    path, format = Path(path), format or layout
+    if format is not None and format not in FORMATS:
+        raise ConfigError(f"no format {format!r}: there are {', '.join(FORMATS)}")
+    found = FORMATS[format] if format is not None else recognise(path)
     if found is None:
-        forms = "; ".join(f"{known.name}: {known.form}" for known in LAYOUTS.values())
+        forms = "; ".join(f"{known.name}: {known.form}" for known in FORMATS.values())
         if not path.exists():
-            raise missing(path, f"a dataset in one of the layouts {forms}")
-        raise MissingFileError(f"{path} has none of the layouts that are known: {forms}")
+            raise missing(path, f"a dataset in one of the formats {forms}")
+        raise MissingFileError(f"{path} has none of the known formats: {forms}")
     there = found.splits(path)
     if not there or (split is not None and split not in there):
         raise no_split(path, split, found, there)
     return found.open(path, split if split is not None else there[0], on_problem)
+
+
+Layout, LAYOUTS = DatasetFormat, FORMATS  # old names

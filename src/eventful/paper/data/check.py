@@ -1,4 +1,4 @@
-"""What a folder of data has and what it lacks."""
+"""Checks a dataset on disk: what is there, what is missing or malformed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eventful.errors import DamagedMediaError, DataError, MissingFileError
-from eventful.paper.data.catalog import LAYOUTS, Layout, no_split, recognise
+from eventful.paper.data.catalog import FORMATS, DatasetFormat, no_split, recognise
 from eventful.paper.data.problems import Problems, missing
 from eventful.paper.data.records import Task, Video, VideoSet
 from eventful.video.source import ImageFiles
@@ -16,7 +16,7 @@ from eventful.video.source import ImageFiles
 Verdict = Literal["complete", "partial", "unusable"]
 Watcher = Callable[[str, int, int], None]
 
-PROBED = 32  # videos a check decodes two frames of, unless told otherwise
+PROBED = 32  # default number of videos of which two frames are decoded
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Report:
     """A whole folder.
 
     Args:
-        layout: None where it was not recognised.
-        parts: Files and folders of the layout, and whether they are there.
+        format: None where it was not recognised.
+        parts: Files and folders of the format, and whether they are there.
     """
 
     path: str
-    layout: str | None
+    format: str | None
     task: Task | None
     parts: dict[str, bool]
     splits: tuple[SplitReport, ...]
@@ -73,12 +73,20 @@ class Report:
             return "unusable"
         return "partial" if "partial" in verdicts else "complete"
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For JSON, with the verdicts."""
         splits = [{**asdict(split), "verdict": split.verdict} for split in self.splits]
-        known = {name: layout.form for name, layout in LAYOUTS.items()}
-        extra = {} if self.layout else {"known_layouts": known}
-        return {**asdict(self), "splits": splits, "verdict": self.verdict, **extra}
+        known = {name: known.form for name, known in FORMATS.items()}
+        extra = {} if self.format else {"known_layouts": known}
+        return {
+            "path": self.path,
+            "layout": self.format,  # the name the output has always had
+            "task": self.task,
+            "parts": self.parts,
+            "splits": splits,
+            "verdict": self.verdict,
+            **extra,
+        }
 
 
 def check(
@@ -90,38 +98,38 @@ def check(
     """Read every annotation, look for every file, decode a sample.
 
     Args:
-        split: Look at this one alone.
+        split: Check this one alone.
         probe: Videos per split to decode the first and last frame of, evenly spread; -1 for all.
-        watch: Told the split, how many of its videos are done, and how many it has.
+        watch: Called with the split, its videos done and its number of videos.
     """
     path = Path(path)
     if not path.exists():
         raise missing(path, "the folder to check")
-    layout = recognise(path)
-    if layout is None:
+    found = recognise(path)
+    if found is None:
         return Report(str(path), None, None, {}, ())
-    names = layout.splits(path)
+    names = found.splits(path)
     if split is not None and split not in names:
-        raise no_split(path, split, layout, names)
+        raise no_split(path, split, found, names)
     reports = tuple(
-        _split(layout, path, name, probe, watch)
+        _split(found, path, name, probe, watch)
         for name in ([split] if split is not None else names)
     )
-    return Report(str(path), layout.name, layout.task, layout.parts(path), reports)
+    return Report(str(path), found.name, found.task, found.parts(path), reports)
 
 
-def _split(layout: Layout, path: Path, split: str, probe: int, watch: Watcher) -> SplitReport:
+def _split(found: DatasetFormat, path: Path, split: str, probe: int, watch: Watcher) -> SplitReport:
     problems = Problems()
     try:
-        videos = layout.open(path, split, problems)
+        videos = found.open(path, split, problems)
     except DataError as error:
         problems(error)
-        videos = VideoSet(layout.name, split, layout.task, (), ())
+        videos = VideoSet(found.name, split, found.task, (), ())
     labels: list[int] = []
     probed = _sample(len(videos), probe)
     for index, video in enumerate(videos):
         labels += _labels(video, problems)
-        _look(video, problems)
+        _find_files(video, problems)
         if index in probed:
             _decode(video, problems)
         watch(split, index + 1, len(videos))
@@ -151,8 +159,8 @@ def _labels(video: Video, problems: Problems) -> Iterator[int]:
             problems(error)
 
 
-def _look(video: Video, problems: Problems) -> None:
-    """Note image files that are not there."""
+def _find_files(video: Video, problems: Problems) -> None:
+    """Report missing image files."""
     if isinstance(video.frames, ImageFiles):
         for path in video.frames.missing():
             problems(missing(path, f"a frame of {video.name}"))
@@ -166,7 +174,7 @@ def _decode(video: Video, problems: Problems) -> None:
     except DamagedMediaError as error:
         problems(error)
     except MissingFileError:
-        pass  # noted when its file was looked for
+        pass  # already reported by `_find_files`
 
 
 def _sample(videos: int, count: int) -> set[int]:

@@ -3,7 +3,7 @@
 This is the form known as CocoVID: `videos` (`id`, `name`) is optional, `bbox` is left, top, width,
 height. Where images have no `video_id`, video and frame are read off the end of the file name,
 `..._<video>_<frame>.JPEG`, as in the copy of VID that goes with the paper; an image whose name
-tells neither is a video of its own.
+has neither is a video of its own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def splits(path: Path) -> tuple[str, ...]:
 
 
 def parts(path: Path) -> dict[str, bool]:
-    """What the layout consists of, and whether it is there."""
+    """What the format consists of, and whether it is there."""
     return {"annotations/<split>.json": bool(_files(path))}
 
 
@@ -56,7 +56,7 @@ def open_coco(path: Path, split: str, on_problem: OnProblem = stop) -> VideoSet:
     """The videos of one JSON file.
 
     A video whose frames leave a gap larger than their usual distance becomes one video per piece,
-    because a model that remembers must not carry one piece into the next.
+    because a stream must not carry its state from one piece into the next.
 
     Args:
         path: The folder with `annotations/` and the images, or one JSON file.
@@ -103,7 +103,7 @@ def _load(file: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise malformed(file, error.lineno, "JSON", error.msg) from None
     except RecursionError:
-        raise malformed(file, 1, "COCO-style JSON", "lists nested without end") from None
+        raise malformed(file, 1, "COCO-style JSON", "lists nested too deeply") from None
     if not isinstance(content, dict):
         raise malformed(file, 1, "an object", type(content).__name__)
     for name in _LISTS:
@@ -132,7 +132,7 @@ def _good(
     parse: Callable[[Any], T],
     on_problem: OnProblem,
 ) -> Iterator[T]:
-    """What `parse` makes of each entry of a named list; those it cannot read are handed on."""
+    """Each entry of a named list, parsed; those that cannot be read go to `on_problem`."""
     name, found = entries
     for position, entry in enumerate(found):
         try:
@@ -145,7 +145,7 @@ def _good(
 
 
 def _images(content: dict[str, Any]) -> Callable[[Any], _Image]:
-    """What reads an entry of `images`, and refuses an id for the second time."""
+    """A parser of entries of `images` that refuses repeated ids."""
     titles = {str(video["id"]): str(video["name"]) for video in _titled(content)}
     seen: set[int] = set()
 
@@ -156,7 +156,9 @@ def _images(content: dict[str, Any]) -> Callable[[Any], _Image]:
         if entry.get("video_id") is not None:
             video = str(entry["video_id"])
             return _Image(number, video, titles.get(video, video), int(entry["frame_id"]), file)
-        if named:  # the folder and what comes ahead of the two numbers tell videos apart, too
+        if (
+            named
+        ):  # the folder and what comes ahead of the two numbers are part of a video's identity, too
             video = str(path.parent / path.stem[: named.end(1)])
             return _Image(number, video, named[1], int(named[2]), file)
         return _Image(number, file, file, 0, file)

@@ -32,7 +32,7 @@ def splits(path: Path) -> tuple[str, ...]:
 
 
 def parts(path: Path) -> dict[str, bool]:
-    """What the layout consists of, and whether it is there."""
+    """What the format consists of, and whether it is there."""
     names = [_table(path, split).name for split in SPLITS]
     found = {name: (_annotations(path) / name).is_file() for name in [*names, VERB_TABLE]}
     return {**found, "<participant>/...": any(p.is_dir() for p in path.glob("P[0-9]*"))}
@@ -49,7 +49,7 @@ def open_epic(
 
     Args:
         path: The folder of the tables (or of `annotations/` with them) and of the videos.
-        fps: Rate the segments are handed out at, whatever the camera's.
+        fps: Rate the segments are resampled to.
     """
     videos: dict[str, Video] = {}
     for row in rows(_table(path, split), COLUMNS, on_problem):

@@ -1,4 +1,4 @@
-"""ImageNet VID and DET in the official layout: `ILSVRC2015/{Data,Annotations,ImageSets}`.
+"""ImageNet VID and DET in the official format: `ILSVRC2015/{Data,Annotations,ImageSets}`.
 
 DET serves training: its images that show one of VID's classes, each as a video of one frame, with
 boxes of other classes left out.
@@ -59,7 +59,7 @@ VAL, TRAIN, DET = "val", "train", "det_train"
 
 @dataclass(frozen=True)
 class XmlBoxes:
-    """Boxes from one XML file per frame, read when asked.
+    """Boxes from one XML file per frame, read on access.
 
     Args:
         folder: Where the files lie.
@@ -137,7 +137,7 @@ def splits(path: Path) -> tuple[str, ...]:
 
 
 def parts(path: Path) -> dict[str, bool]:
-    """What the layout consists of, and whether it is there."""
+    """What the format consists of, and whether it is there."""
     root = root_of(path) or path
     names = ["ImageSets/VID/val.txt", "Data/VID/val", "Annotations/VID/val"]
     names += ["ImageSets/VID/train_1.txt", "Data/VID/train", "Annotations/VID/train"]
@@ -231,4 +231,4 @@ def _video(root: Path, where: str, frames: list[str], name: str) -> Video:
 
 
 def _lists(root: Path) -> bool:
-    return any((root / "ImageSets" / kind).is_dir() for kind in ("VID", "DET"))
+    return any((root / "ImageSets" / part).is_dir() for part in ("VID", "DET"))

@@ -17,7 +17,7 @@ COLUMNS = ("label", "youtube_id", "time_start", "time_end")
 
 
 def splits(path: Path) -> tuple[str, ...]:
-    """Splits whose table is there; that of a test split may come without labels, and is none."""
+    """Splits whose table is there; a table without labels, as of a test split, does not count."""
     there = (split for split in SPLITS if _table(path, split).is_file())
     return tuple(s for s in there if s != "test" or "label" in header_of(_table(path, s)))
 
@@ -28,7 +28,7 @@ def recognises(path: Path) -> bool:
 
 
 def parts(path: Path) -> dict[str, bool]:
-    """What the layout consists of, and whether it is there."""
+    """What the format consists of, and whether it is there."""
     found = splits(path)
     return {f"{split}.csv": split in found for split in ("val", "train")}
 
@@ -44,7 +44,7 @@ def open_kinetics(
     Args:
         path: The folder of the tables (or of `annotations/` with them) and of the clips, which lie
             in it, in `<split>/`, `videos/` or `<split>/<label>/`.
-        fps: Rate the clips are handed out at, whatever their own.
+        fps: Rate the clips are resampled to.
     """
     table = _table(path, split)
     listed = list(rows(table, COLUMNS, on_problem))

@@ -16,18 +16,18 @@ from eventful.video.source import ImageFiles
 ALL = "all"  # the split of a folder that holds sequences itself
 GROUND_TRUTH = "gt/gt.txt"
 PEDESTRIAN = 1
-# MOT16 and later: people the benchmark neither asks for nor counts as wrong.
+# MOT16 and later: categories of people that the benchmark ignores.
 UNCLEAR = {2: "person on vehicle", 7: "static person", 8: "distractor", 12: "reflection"}
 
 
 @dataclass(frozen=True)
 class SequenceInfo:
-    """What `seqinfo.ini` says of the frames."""
+    """The content of `seqinfo.ini`."""
 
     folder: str
     extension: str
     length: int
-    rate: float | None = None  # frames a second, where it says
+    rate: float | None = None  # frames per second; None if not stated
 
 
 def splits(path: Path) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def splits(path: Path) -> tuple[str, ...]:
 
 
 def parts(path: Path) -> dict[str, bool]:
-    """What the layout consists of, and whether it is there."""
+    """What the format consists of, and whether it is there."""
     found = splits(path)
     if found == (ALL,):
         return {"<sequence>/seqinfo.ini": True}
@@ -154,15 +154,15 @@ def _row(path: Path, number: int, line: str) -> tuple[int, Box | None]:
     try:
         frame, track = int(fields[0]), int(float(fields[1]))
         left, top, width, height, confidence = map(float, fields[2:7])
-        kind = int(fields[7]) if len(fields) == 9 else PEDESTRIAN
+        category = int(fields[7]) if len(fields) == 9 else PEDESTRIAN
     except (ValueError, OverflowError):
         raise malformed(path, number, "numbers, frame and id whole", line) from None
     if not all(map(math.isfinite, (left, top, width, height, confidence))):
         raise malformed(path, number, "finite numbers", line)
     if width <= 0 or height <= 0:
         raise malformed(path, number, "a width and height above 0", line)
-    if kind != PEDESTRIAN and kind not in UNCLEAR:
+    if category != PEDESTRIAN and category not in UNCLEAR:
         return frame, None
-    ignore = confidence == 0 or kind in UNCLEAR
+    ignore = confidence == 0 or category in UNCLEAR
     known = track if track >= 0 else None  # -1 stands for no id
     return frame, Box(left, top, left + width, top + height, 0, known, ignore)

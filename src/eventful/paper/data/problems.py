@@ -1,4 +1,4 @@
-"""What is wrong with data on disk: stop at the first, or note each and go on without it."""
+"""Problems with data on disk: stop at the first one, or collect them and continue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def stop(error: DataError) -> None:
 
 
 class Problems:
-    """Notes problems instead of stopping, so that what they concern is skipped and counted.
+    """Collects problems instead of stopping; the entries concerned are skipped.
 
     Give it to `open_dataset(..., on_problem=problems)` for rows and files, and read videos inside
     `with problems.skipping():` for those that turn out to be damaged.
@@ -27,7 +27,7 @@ class Problems:
         self.found: list[DataError] = []
 
     def __call__(self, error: DataError) -> None:
-        """Note one."""
+        """Collect one problem."""
         self.found.append(error)
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Problems:
 
     @property
     def malformed(self) -> list[str]:
-        """Messages about rows and values that are not what the layout says."""
+        """Messages about rows and values that do not follow the format."""
         return [str(error) for error in self.found if isinstance(error, MalformedDataError)]
 
     @property
@@ -63,8 +63,8 @@ def malformed(
     """The error for something in a file that is not what was expected.
 
     Args:
-        where: Line number, or words that say which part of the file.
-        found: What stands there instead; None where nothing does.
+        where: Line number, or a description of the part of the file.
+        found: The actual content; None if there is none.
     """
     place = f"line {where}" if isinstance(where, int) else where
     instead = "nothing" if found is None else repr(found)
@@ -75,6 +75,6 @@ def missing(path: Path, why: str) -> MissingFileError:
     """The error for a file or folder that is not there.
 
     Args:
-        why: What it is, or who names it.
+        why: What it is, or which file refers to it.
     """
     return MissingFileError(f"{path} is not there: {why}")

@@ -1,4 +1,4 @@
-"""What every dataset hands out: a set of videos, their frames, their boxes or their label."""
+"""The common form of all datasets: videos with frames, and boxes or a label."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Box:
         x2: Right edge.
         y2: Bottom edge.
         label: Index into the classes of the set.
-        track: The same number in every frame that shows the same object, where the data tells.
-        ignore: Neither to be found nor held against a detector that finds it.
+        track: The same number in every frame that shows the same object, where the data has it.
+        ignore: A detection of it counts as neither right nor wrong.
     """
 
     x1: float
@@ -37,7 +37,7 @@ class Box:
 
 
 class Annotations(Protocol):
-    """Boxes by position of the frame; may read its file only when asked."""
+    """Boxes by position of the frame; files may be read on access."""
 
     def __len__(self) -> int: ...
 
@@ -90,19 +90,24 @@ class Video:
 class VideoSet:
     """The videos of one split, in an order that depends on the data alone.
 
-    Every layout opens as one of these, so evaluation and training need not know which it was. It
+    Every format opens as one of these, so evaluation and training do not depend on the format. It
     is a map-style dataset to `torch.utils.data`.
 
     Args:
-        layout: Name of the layout it was read from.
+        format: Name of the format it was read from.
         classes: Names of the labels, in their order.
     """
 
-    layout: str
+    format: str
     split: str
     task: Task
     classes: tuple[str, ...]
     videos: tuple[Video, ...]
+
+    @property
+    def layout(self) -> str:
+        """Old name of `format`."""
+        return self.format
 
     def __len__(self) -> int:
         return len(self.videos)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table, with where it stands."""
+    """One row of a table, with its file and line number."""
 
     path: Path
     line: int
@@ -27,20 +27,20 @@ class Row:
         """A value that must not be empty."""
         return self._parsed(column, _text, "some text")
 
-    def number(self, column: str, least: int, most: int | None = None) -> int:
+    def number(self, column: str, low: int, high: int | None = None) -> int:
         """A whole number within bounds."""
-        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
 
         def parse(value: str) -> int:
             number = int(value)
-            if number < least or (most is not None and number > most):
+            if number < low or (high is not None and number > high):
                 raise ValueError
             return number
 
         return self._parsed(column, parse, f"a whole number {bounds}")
 
     def seconds(self, column: str) -> float:
-        """A time written HH:MM:SS.ss, or as plain seconds."""
+        """A time written HH:MM:SS.ss, or in seconds."""
         return self._parsed(column, _seconds, "a time as HH:MM:SS.ss or in seconds")
 
     def refuse(self, column: str, expected: str) -> MalformedDataError:

@@ -106,8 +106,8 @@ EPIC_VIEWS = ViewPlan(stride=1, size=320)  # of video at 30 frames a second
 KINETICS_VIEWS = ViewPlan(stride=2, size=224)  # of video at 25 frames a second
 
 
-def _spread(room: int, count: int) -> list[int]:
-    """`count` whole positions from 0 to `room`, evenly; one lies in the middle."""
+def _spread(length: int, count: int) -> list[int]:
+    """`count` whole positions from 0 to `length`, evenly; one lies in the middle."""
     if count == 1:
-        return [room // 2]
-    return [int(k * (room / (count - 1))) for k in range(count)]
+        return [length // 2]
+    return [int(k * (length / (count - 1))) for k in range(count)]

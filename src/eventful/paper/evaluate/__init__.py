@@ -1,1 +1,1 @@
-"""How good a model is on data: metrics and the runs that compute them."""
+"""Evaluation on data: metrics, and the runs that compute them."""

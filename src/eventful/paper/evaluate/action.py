@@ -1,6 +1,6 @@
-"""Action recognition: what a ViViT makes of a video's views under one variant, and how good it is.
+"""Action recognition: runs a ViViT on the views of a video under one variant, and scores it.
 
-Each view is a video of its own to the spatial model, which is reset ahead of it.
+The spatial model treats each view as a video of its own and is reset before it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class ActionJob:
         step = contender(model.spatial, self.variant, self.plan.size)
         temporal = count_backbone(temporal_blocks(model)).total
         dense = dense_macs(model.spatial, self.plan.size) * model.config.steps + temporal
-        kind = model.classifier.weight
+        dtype = model.classifier.weight.dtype
         logits, macs = [], []
         for view in self.plan.cut(video.frames):
             step.reset()
-            clip = prepare(view.pixels.permute(0, 2, 3, 1).to(device)).to(kind.dtype)
+            clip = prepare(view.pixels.permute(0, 2, 3, 1).to(device)).to(dtype)
             vectors, cost = [], temporal
             for part in steps(clip, model.config.tubelet):
                 vectors.append(step(part))
@@ -65,16 +65,17 @@ class ActionJob:
 
 
 def view_plan(
-    layout: str, config: ViViTConfig, size: int | None, views: tuple[int, int]
+    data_format: str, config: ViViTConfig, size: int | None, views: tuple[int, int]
 ) -> ViewPlan:
     """The views of a dataset for a model.
 
     Args:
-        layout: of the data; Kinetics is read with a stride of two, as its weights were trained.
+        data_format: of the data; Kinetics is read with a stride of two, as its weights were
+            trained.
         size: side of the crops; None for the model's own.
         views: temporal and spatial ones.
     """
-    usual = KINETICS_VIEWS if layout.startswith("kinetics") else EPIC_VIEWS
+    usual = KINETICS_VIEWS if data_format.startswith("kinetics") else EPIC_VIEWS
     temporal, spatial = views
     return replace(
         usual,
@@ -86,7 +87,7 @@ def view_plan(
 
 
 def score(results: Iterable[VideoResult]) -> dict[str, Any]:
-    """Top-1 and top-5 in percent, and the mean cost of a video; there must be one."""
+    """Top-1 and top-5 in percent, and the mean cost of a video; needs at least one result."""
     scores, labels = [], []
     macs = dense = 0
     for result in results:

@@ -1,4 +1,4 @@
-"""Detection: what a detector finds in a video under one variant, and how good that is."""
+"""Detection: runs a ViTDet on a video under one variant, and scores its detections."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from eventful.errors import DataError
+from eventful.models.vitdet.frames import Detections
 from eventful.paper.data.records import Box, Video
 from eventful.paper.evaluate.contenders import contender, dense_macs
-from eventful.paper.evaluate.metrics import Detections, coco_map50, fgfa_map50
+from eventful.paper.evaluate.metrics import coco_map50, fgfa_map50
 from eventful.paper.evaluate.models import Weights
-from eventful.paper.evaluate.padding import PaddingWatch
-from eventful.paper.evaluate.runs import VideoResult, ragged
+from eventful.paper.evaluate.padding import PaddingCounter
+from eventful.paper.evaluate.runs import VideoResult
 from eventful.paper.evaluate.variants import Variant
 from eventful.paper.evaluate.workers import Tick
 
@@ -29,8 +30,8 @@ class DetectionJob:
     """Run a ViTDet over a video.
 
     Attributes:
-        frames: at most so many of each video; None for all.
-        padding: also note which of the selected tokens are padding.
+        frames: limit for each video; None for all.
+        padding: also count which of the selected tokens are padding.
     """
 
     weights: Weights
@@ -50,54 +51,49 @@ class DetectionJob:
         model = self.weights.vitdet(device)
         size = model.config.backbone.size
         step = contender(model, self.variant, size, maps=self.padding)
-        watch = PaddingWatch(model.config.backbone.patch) if self.padding else None
+        counter = PaddingCounter(model.config.backbone.patch) if self.padding else None
         kept = _Frames()
         for frame in islice(video, self.frames):
             pixels, placement = model.prepare(frame.pixels)
             (found,) = step(pixels, [placement])
-            kept.add(found.boxes, found.scores, found.labels, frame.boxes, step.macs)
-            if watch is not None and step.record is not None:
-                watch.see(step.record, placement)
+            kept.add(found, frame.boxes, step.macs)
+            if counter is not None and step.record is not None:
+                counter.add(step.record, placement)
             if len(kept) % TICK == 0:
                 tick(TICK)
         tick(len(kept) % TICK)
         facts: dict[str, Any] = {"name": video.name, "dense_macs": dense_macs(model, size)}
-        if watch is not None:
-            facts["padding"] = watch.summary()
+        if counter is not None:
+            facts["padding"] = counter.summary()
         return VideoResult(kept.tensors(), facts)
 
 
 class _Frames:
-    """What is kept of every frame: detections, truth, cost."""
+    """Detections, truth and cost of every frame of a video."""
 
     def __init__(self) -> None:
-        self.boxes: list[Tensor] = []
-        self.scores: list[Tensor] = []
-        self.labels: list[Tensor] = []
+        self.found: list[Detections] = []
         self.truth: list[Sequence[Box]] = []
         self.macs: list[int] = []
 
     def __len__(self) -> int:
         return len(self.macs)
 
-    def add(
-        self, boxes: Tensor, scores: Tensor, labels: Tensor, truth: Sequence[Box], macs: int
-    ) -> None:
-        self.boxes.append(boxes.float())
-        self.scores.append(scores.float())
-        self.labels.append(labels)
+    def add(self, found: Detections, truth: Sequence[Box], macs: int) -> None:
+        self.found.append(found.boxes_on_cpu())
         self.truth.append(truth)
         self.macs.append(macs)
 
     def tensors(self) -> dict[str, Tensor]:
-        boxes, counts = ragged(self.boxes, torch.zeros(0, 4))
+        nothing = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+        found = [*self.found, nothing]  # torch.cat needs one tensor at least
         objects = [box for frame in self.truth for box in frame]
         corners = [[box.x1, box.y1, box.x2, box.y2] for box in objects]
         return {
-            "boxes": boxes,
-            "scores": ragged(self.scores, torch.zeros(0))[0],
-            "labels": ragged(self.labels, torch.zeros(0, dtype=torch.int64))[0],
-            "counts": counts,
+            "boxes": torch.cat([frame.boxes.float() for frame in found]),
+            "scores": torch.cat([frame.scores.float() for frame in found]),
+            "labels": torch.cat([frame.labels for frame in found]),
+            "counts": torch.tensor([len(frame) for frame in self.found], dtype=torch.int64),
             "truth_boxes": torch.tensor(corners, dtype=torch.float64).reshape(-1, 4),
             "truth_labels": torch.tensor([box.label for box in objects], dtype=torch.int64),
             "truth_ignore": torch.tensor([box.ignore for box in objects], dtype=torch.bool),
@@ -123,19 +119,19 @@ def score(results: Iterable[VideoResult], classes: Sequence[str]) -> dict[str, A
         "operations": macs / max(len(found), 1) / 1e9,
         "dense_operations": dense / max(len(found), 1) / 1e9,
         "frames": len(found),
-        "detail": {"coco_map50": coco.plain(), "fgfa_map50": fgfa.plain()},
+        "detail": {"coco_map50": coco.to_dict(), "fgfa_map50": fgfa.to_dict()},
     }
 
 
 def _percent(value: float) -> float | None:
-    """None where there was nothing to find."""
+    """None if there was nothing to detect."""
     return None if math.isnan(value) else 100 * value
 
 
 def _found(tensors: dict[str, Tensor]) -> list[Detections]:
-    counts = tensors["counts"].tolist()
-    parts = (tensors[name].split(counts) for name in ("boxes", "scores", "labels"))
-    return [Detections(*frame) for frame in zip(*parts, strict=True)]
+    return Detections.split(
+        tensors["boxes"], tensors["scores"], tensors["labels"], tensors["counts"].tolist()
+    )
 
 
 def _truth(tensors: dict[str, Tensor]) -> list[list[Box]]:

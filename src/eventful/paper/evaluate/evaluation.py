@@ -1,4 +1,4 @@
-"""From an experiment, data and weights to a report: variant after variant, video by video."""
+"""Evaluates the variants of an experiment on data, video by video, and makes a report."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from eventful import files
 from eventful.bench.results import origin
 from eventful.config import Config
 from eventful.cost.counting import BlockWork, count_backbone
@@ -22,11 +23,13 @@ from eventful.paper.data.problems import Problems
 from eventful.paper.data.records import VideoSet
 from eventful.paper.evaluate import action, detection, padding
 from eventful.paper.evaluate.experiment import Experiment
+from eventful.paper.evaluate.metrics import COCO_LIBRARY
 from eventful.paper.evaluate.models import Weights
 from eventful.paper.evaluate.report import Report, Row
-from eventful.paper.evaluate.runs import RunStore, VideoResult, file_digest, text_digest
+from eventful.paper.evaluate.runs import RunStore, VideoResult
 from eventful.paper.evaluate.variants import BASE, SKIP, Variant
 from eventful.paper.evaluate.workers import Item, Job, Workers
+from eventful.surgery import libraries
 from eventful.surgery.conversion import block_shapes
 
 TASKS = {"vitdet": "detection", "vivit": "action"}
@@ -34,17 +37,17 @@ TASKS = {"vitdet": "detection", "vivit": "action"}
 
 @dataclass(frozen=True)
 class Settings:
-    """Where to evaluate, on what, and how.
+    """Data, weights and options of an evaluation.
 
     Attributes:
         weights: files by name; an experiment that needs one calls it `base`.
-        size: side of the frames where a variant does not say.
-        videos: only so many, the first ones.
-        frames: only so many of each video (detection).
+        size: side of the frames of variants that name none.
+        videos: use only this many, from the first on.
+        frames: limit for each video (detection).
         views: temporal and spatial views of each video (recognition).
-        threads: of each worker; None for an equal part of torch's.
+        threads: of each worker; None for an equal part of torch's threads.
         out: folder for results; None keeps nothing.
-        resume: go on with what is in it.
+        resume: keep the results that the folder already has.
     """
 
     data: Path
@@ -63,17 +66,17 @@ class Settings:
 
 
 class Progress(Protocol):
-    """Who wants to know how far it is."""
+    """Progress callbacks."""
 
     def begin(self, variant: Variant, frames: int, videos: int) -> None:
-        """A variant begins, with so much to do."""
+        """A variant starts, with this many frames and videos to process."""
 
     def advance(self, frames: int) -> None:
-        """So many frames more are done."""
+        """This many more frames are done."""
 
 
-class Silent:
-    """Nobody does."""
+class NoProgress:
+    """Reports no progress."""
 
     def begin(self, variant: Variant, frames: int, videos: int) -> None:
         """See `Progress`."""
@@ -84,7 +87,7 @@ class Silent:
 
 @dataclass
 class _Run:
-    """What the variants of one evaluation share."""
+    """The state that all variants of one evaluation share."""
 
     experiment: Experiment
     settings: Settings
@@ -98,7 +101,7 @@ class _Run:
 def evaluate(
     experiment: Experiment, settings: Settings, progress: Progress | None = None
 ) -> Report:
-    """Measure every variant of an experiment for which there are weights."""
+    """Measure every variant for which weights are given."""
     problems = Problems()
     data = open_dataset(settings.data, settings.split, on_problem=problems)
     data = replace(data, videos=data.videos[: settings.videos])
@@ -114,11 +117,13 @@ def evaluate(
         )
     for variant in variants:
         _check_weights(variant, settings, data)
+    if any(variant.model == "vitdet" for variant in variants):
+        libraries.load(COCO_LIBRARY)  # raise now, not after hours of computing
     described = _described(experiment, settings, data, variants)
     with _folder(settings) as folder:
         store = RunStore.open(folder, described, resume=settings.resume)
         with Workers(settings.workers, settings.device, settings.threads) as workers:
-            run = _Run(experiment, settings, data, store, workers, progress or Silent())
+            run = _Run(experiment, settings, data, store, workers, progress or NoProgress())
             rows, detail = _measure(run, variants)
     noted = {f"annotation {i}": str(error) for i, error in enumerate(problems.found, start=1)}
     statistics |= detail.pop("padding", {})
@@ -145,14 +150,14 @@ def _measure(run: _Run, variants: Sequence[Variant]) -> tuple[list[Row], dict[st
         results = list(_results(run, variant))
         if not results:
             raise DamagedMediaError(
-                f"None of the {len(run.data)} videos can be used; of the first: "
+                f"None of the {len(run.data)} videos can be used; the first problem: "
                 f"{next(iter(run.problems.values()))}"
             )
         measured = _score(run, variant, results)
         detail[variant.key] = measured.pop("detail")
-        watched = [r.facts["padding"] for r in results if "padding" in r.facts]
-        if watched:
-            detail["padding"] = padding.skipped(watched)
+        counted = [r.facts["padding"] for r in results if "padding" in r.facts]
+        if counted:
+            detail["padding"] = padding.skipped(counted)
         rows[variant.key] = Row.of(
             variant,
             **{"videos": len(results), **measured},
@@ -162,7 +167,7 @@ def _measure(run: _Run, variants: Sequence[Variant]) -> tuple[list[Row], dict[st
 
 
 def _with_share(variant: Variant, rows: Mapping[str, Row], run: _Run) -> Variant:
-    """A skipping variant with the share of frames that costs what its pattern does."""
+    """A skipping variant with the share of frames that costs as much as its `like`."""
     if variant.preset != SKIP or variant.share is not None:
         return variant
     pattern = rows.get(variant.like or "")
@@ -172,7 +177,7 @@ def _with_share(variant: Variant, rows: Mapping[str, Row], run: _Run) -> Variant
 
 
 def _share_of_paper(variant: Variant, settings: Settings) -> float:
-    """The cost of the paper's rule at this r, from shapes: what to skip at without a pattern."""
+    """The cost of the paper's rule at this r as a share of dense, computed from shapes."""
     if variant.r is None and variant.fraction is None:
         raise ConfigError(
             "Frame skipping at equal cost: give r, or another preset to be equal to, or the share "
@@ -193,7 +198,7 @@ def _share_of_paper(variant: Variant, settings: Settings) -> float:
 
 
 def _results(run: _Run, variant: Variant) -> Iterator[VideoResult]:
-    """Compute what is not there yet, then read everything in the order of the set."""
+    """Compute missing results, then read all of them in the order of the dataset."""
     store, key = run.store, variant.key
     job = _job(run, variant)
     videos = list(enumerate(run.data))
@@ -211,10 +216,10 @@ def _results(run: _Run, variant: Variant) -> Iterator[VideoResult]:
 def _job(run: _Run, variant: Variant) -> Job:
     settings, weights = run.settings, _weights(variant, run.settings)
     if variant.model == "vitdet":
-        watch = run.experiment.kind == "padding"
-        return detection.DetectionJob(weights, variant, settings.frames, watch)
+        counter = run.experiment.kind == "padding"
+        return detection.DetectionJob(weights, variant, settings.frames, counter)
     config = weights.vivit_config()
-    plan = action.view_plan(run.data.layout, config, variant.size or settings.size, settings.views)
+    plan = action.view_plan(run.data.format, config, variant.size or settings.size, settings.views)
     return action.ActionJob(weights, variant, plan)
 
 
@@ -232,7 +237,7 @@ def _score(run: _Run, variant: Variant, results: Sequence[VideoResult]) -> dict[
 def _padding(
     experiment: Experiment, settings: Settings, data: VideoSet, problems: Problems
 ) -> dict[str, float]:
-    """What the sizes of the images alone tell."""
+    """Padding statistics from the image sizes alone."""
     variant = experiment.variants[0]
     if variant.weights in settings.weights:
         config = _weights(variant, settings).vitdet_config()
@@ -249,18 +254,18 @@ def _padding(
 def _check(experiment: Experiment, data: VideoSet) -> None:
     if data.task != TASKS[experiment.model]:
         raise ConfigError(
-            f"{experiment.model} is for {TASKS[experiment.model]}, and {data.layout} is a set for "
+            f"{experiment.model} is for {TASKS[experiment.model]}, and {data.format} is a set for "
             f"{data.task}; {experiment.name} needs {experiment.data or 'other data'}."
         )
     if not data.videos:
         raise MissingFileError(
-            f"The split {data.split} of the {data.layout} data holds no videos; look at it with: "
+            f"The split {data.split} of the {data.format} data holds no videos; check it with: "
             "eventful data check"
         )
 
 
 def _check_weights(variant: Variant, settings: Settings, data: VideoSet) -> None:
-    """Whether the weights are for these classes, and can be run at this size."""
+    """Raise unless the weights have the data's classes and can run at this size."""
     weights = _weights(variant, settings)
     if variant.model == "vitdet":
         detector = weights.vitdet_config()
@@ -275,10 +280,10 @@ def _check_weights(variant: Variant, settings: Settings, data: VideoSet) -> None
             f"Frames of {size} px do not consist of whole patches of {patch} px: choose "
             f"{size // patch * patch or patch} or another multiple."
         )
-    # Also where the data has fewer: its labels are numbered without those it lacks.
+    # Fewer classes in the data are an error too: its labels are numbered without the missing ones.
     if known != len(data.classes):
         raise ConfigError(
-            f"{weights.path} tells {known} classes apart, the data has {len(data.classes)}: "
+            f"{weights.path} has {known} classes, the data has {len(data.classes)}: "
             "evaluate weights that were trained for this data."
         )
 
@@ -287,10 +292,10 @@ def _with_weights(
     experiment: Experiment, settings: Settings
 ) -> tuple[list[Variant], dict[str, str]]:
     known = set(settings.weights)
-    strangers = sorted(known - set(experiment.weights) - {BASE})
-    if strangers:
+    unknown = sorted(known - set(experiment.weights) - {BASE})
+    if unknown:
         raise ConfigError(
-            f"{experiment.name} has no use for weights named {strangers[0]!r}; it needs "
+            f"{experiment.name} does not use weights named {unknown[0]!r}; it needs "
             f"{', '.join(experiment.weights)}."
         )
     kept = [variant for variant in experiment.variants if variant.weights in known]
@@ -305,20 +310,20 @@ def _with_weights(
 def _described(
     experiment: Experiment, settings: Settings, data: VideoSet, variants: Sequence[Variant]
 ) -> dict[str, Any]:
-    """All that shapes the numbers: two runs with the same of these give the same."""
+    """Everything the numbers depend on; two runs with equal values give equal numbers."""
     names = [video.name for video in data.videos]
     used = dict.fromkeys(variant.weights for variant in variants)
     return {
         "experiment": experiment.name,
         "kind": experiment.kind,
         "data": {
-            "layout": data.layout,
+            "layout": data.format,  # the name that earlier runs have in run.json
             "split": data.split,
             "classes": len(data.classes),
             "videos": len(names),
-            "names": text_digest(names),
+            "names": files.digest(["\n".join(names)]),
         },
-        "weights": {name: file_digest(settings.weights[name]) for name in used},
+        "weights": {name: files.file_digest(settings.weights[name]) for name in used},
         "variants": {variant.key: variant.to_dict() for variant in variants},
         "size": settings.size,
         "frames": settings.frames,

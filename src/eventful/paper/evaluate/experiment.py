@@ -33,9 +33,9 @@ class Experiment:
         paper: where the paper shows it.
         kind: `accuracy` against operations, statistics of `padding`, or `runtime`.
         model: `vitdet` or `vivit`; variants may name another.
-        data: what it needs to be given.
-        metric: which of the measured accuracies the paper's numbers are.
-        remark: how it differs from the paper, or what the paper leaves open.
+        data: the dataset it needs.
+        metric: the measured accuracy that corresponds to the published numbers.
+        remark: differences from the paper, or details the paper does not state.
     """
 
     name: str

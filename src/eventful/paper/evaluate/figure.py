@@ -31,7 +31,7 @@ STYLE = {
 
 
 def draw_tradeoff(report: Report, path: Path) -> list[Path]:
-    """Write the figure as PNG and PDF: a panel per frame size, a line per kind of variant."""
+    """Write the figure as PNG and PDF: a panel per frame size, a line per label."""
     matplotlib = load("matplotlib")
     matplotlib.use("Agg")
     pyplot = load("matplotlib.pyplot")
@@ -106,7 +106,7 @@ def _dense(axis: Any, row: Row, metric: str) -> None:
 def _curve(
     axis: Any, rows: Sequence[Row], name: str, metric: str, index: int, *, few: bool
 ) -> None:
-    """One kind of variant: its measured points, and paler those the paper prints."""
+    """The variants of one label: measured points, and in a lighter colour the published ones."""
     if not rows:
         return
     skipping = rows[0].preset == SKIP

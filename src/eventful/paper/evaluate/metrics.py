@@ -1,58 +1,32 @@
 """The numbers of the paper's tables: mAP50 for detection, top-1 and top-5 for recognition.
 
 Detection has two, because the literature on VID has two. `coco_map50` is COCO's average precision
-at IoU 0.5 over 101 recalls. `fgfa_map50` is that of the ILSVRC development kit, as used by FGFA and
-those who follow it: each box has its own threshold, and the whole area under the curve counts.
+at IoU 0.5 over 101 recalls, computed by faster-coco-eval. `fgfa_map50` is that of the ILSVRC
+development kit, as used by FGFA and later work: each box has its own threshold, and the whole area
+under the curve counts. No library computes it, so it is computed here.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from eventful.errors import ConfigError
+from eventful.models.vitdet.frames import Detections
 from eventful.paper.data.records import Box
 from eventful.paper.evaluate import precision
 from eventful.surgery.libraries import load
 
-Backend = Literal["auto", "faster-coco-eval", "pycocotools", "numpy"]
-
-MOST = 100  # detections per class and frame that COCO looks at
-_MODULES = {"faster-coco-eval": "faster_coco_eval", "pycocotools": "pycocotools"}
-
-
-@dataclass(frozen=True)
-class Detections:
-    """What a detector says of one frame.
-
-    Args:
-        boxes: Left, top, right, bottom in pixels of the frame as stored, (K, 4).
-        scores: (K).
-        labels: (K).
-    """
-
-    boxes: Tensor
-    scores: Tensor
-    labels: Tensor
-
-    def __post_init__(self) -> None:
-        count = len(self.scores)
-        if self.boxes.shape != (count, 4) or self.labels.shape != (count,):
-            raise ConfigError(
-                f"detections need boxes ({count}, 4) and labels ({count},) beside {count} scores, "
-                f"not {tuple(self.boxes.shape)} and {tuple(self.labels.shape)}"
-            )
-        if not (torch.isfinite(self.boxes).all() and torch.isfinite(self.scores).all()):
-            raise ConfigError("detections hold NaN or Inf: look at the model that made them")
+COCO_LIBRARY = "faster_coco_eval"
+MAX_DETECTIONS = 100  # per class and frame; COCO ignores the rest
 
 
 @dataclass(frozen=True)
@@ -63,7 +37,7 @@ class DetectionScore:
         metric: `"coco_map50"` or `"fgfa_map50"`.
         value: Mean over the classes that occur, in [0, 1]; NaN where none does.
         per_class: By name; None for a class that does not occur.
-        backend: Whose code computed it.
+        backend: The library that computed it.
     """
 
     metric: str
@@ -74,7 +48,7 @@ class DetectionScore:
     detections: int
     backend: str
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For JSON, which has no NaN."""
         return {**asdict(self), "value": None if math.isnan(self.value) else self.value}
 
@@ -87,38 +61,31 @@ class RecognitionScore:
     top5: float
     videos: int
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
 
 
 def coco_map50(
-    found: Sequence[Detections],
-    truth: Sequence[Sequence[Box]],
-    classes: Sequence[str],
-    backend: Backend = "auto",
+    found: Sequence[Detections], truth: Sequence[Sequence[Box]], classes: Sequence[str]
 ) -> DetectionScore:
-    """COCO's mean average precision at IoU 0.5.
+    """COCO's mean average precision at IoU 0.5, by faster-coco-eval.
 
-    At most 100 detections per class and frame count. A box to be ignored is treated as COCO treats
-    a crowd: detections half of which it covers are left out. So is, by COCO's code, a wrong
-    detection whose right edge lies left of its left one.
+    At most 100 detections per class and frame count. An ignored box is treated as a COCO crowd:
+    a detection that lies in it by half or more is left out. COCO also leaves out a wrong detection
+    whose right edge lies left of its left edge.
 
     Args:
         found: One per frame.
         truth: Boxes per frame, in the same order.
-        backend: Whose code; `"auto"` takes the first of the libraries that is installed. All give
-            the same number, ties, borders and boxes turned inside out included.
+
+    Raises:
+        MissingDependencyError: faster-coco-eval is not installed.
     """
     frames = _arrays(found, truth, classes)
-    chosen = _installed() if backend == "auto" else backend
-    if chosen == "numpy":
-        scores = _by_class(frames, classes, precision.match_coco, precision.coco_precision, MOST)
-    elif chosen in _MODULES:
-        scores = _through_library(frames, classes, chosen)
-    else:
-        raise ConfigError(f"no backend {backend!r}: there are auto, numpy, {', '.join(_MODULES)}")
-    return _score("coco_map50", scores, classes, frames, chosen)
+    library = load(COCO_LIBRARY)
+    scores = coco_precisions(frames, classes, library.COCO, library.COCOeval_faster)
+    return _score("coco_map50", scores, classes, frames, "faster-coco-eval")
 
 
 def fgfa_map50(
@@ -133,7 +100,7 @@ def fgfa_map50(
         truth: Boxes per frame, in the same order.
     """
     frames = _arrays(found, truth, classes)
-    scores = _by_class(frames, classes, precision.match_vid, precision.vid_precision, None)
+    scores = _vid_precisions(frames, classes)
     return _score("fgfa_map50", scores, classes, frames, "numpy")
 
 
@@ -149,8 +116,8 @@ def average_views(logits: Tensor) -> Tensor:
 def top_k(scores: Tensor, labels: Tensor) -> RecognitionScore:
     """Top-1 and top-5 of videos.
 
-    A label as high as another ranks below it, so that a model which says the same of every class
-    is not taken for a good one.
+    A label whose score ties with others ranks below them, so that a model with equal scores for all
+    classes does not count as correct.
 
     Args:
         scores: One row per video, views already averaged, (V, C).
@@ -158,14 +125,14 @@ def top_k(scores: Tensor, labels: Tensor) -> RecognitionScore:
     """
     if scores.ndim != 2 or labels.shape != scores.shape[:1]:
         raise ConfigError(
-            f"top-k needs scores (videos, classes) and one label a video, not "
+            f"top-k needs scores (videos, classes) and one label per video, not "
             f"{tuple(scores.shape)} and {tuple(labels.shape)}"
         )
     if len(labels) == 0:
         return RecognitionScore(float("nan"), float("nan"), 0)
     own = scores.gather(1, labels[:, None])
     if not torch.isfinite(scores).all():
-        raise ConfigError("scores hold NaN or Inf: look at the model that made them")
+        raise ConfigError("scores hold NaN or Inf: check the model that made them")
     above = (scores >= own).sum(1) - 1  # classes that rank before the label
     top1, top5 = ((above < k).double().mean().item() for k in (1, 5))
     return RecognitionScore(top1, top5, len(labels))
@@ -196,6 +163,8 @@ def _arrays(
             np.array([b.label for b in boxes], int),
             np.array([b.ignore for b in boxes], bool),
         )
+        if not (np.isfinite(frame.boxes).all() and np.isfinite(frame.scores).all()):
+            raise ConfigError("detections hold NaN or Inf: check the model that made them")
         if not (
             np.isfinite(frame.truths).all() and (frame.truths[:, 2:] >= frame.truths[:, :2]).all()
         ):
@@ -212,29 +181,23 @@ def _arrays(
     return frames
 
 
-def _by_class(
-    frames: list[_FrameArrays],
-    classes: Sequence[str],
-    match: Callable[..., precision.Matches],
-    average: Callable[[list[precision.Matches]], float | None],
-    most: int | None,
-) -> list[float | None]:
-    """The average precision of each class; frames that show nothing of a class are passed over."""
+def _vid_precisions(frames: list[_FrameArrays], classes: Sequence[str]) -> list[float | None]:
+    """VID's average precision of each class; None for a class that does not occur."""
     matches: list[list[precision.Matches]] = [[] for _ in classes]
     for frame in frames:
         for label in np.union1d(frame.labels, frame.truth_labels).astype(int):
-            mine = np.flatnonzero(frame.labels == label)
-            order = mine[np.argsort(-frame.scores[mine], kind="stable")][:most]
+            own = np.flatnonzero(frame.labels == label)
+            order = own[np.argsort(-frame.scores[own], kind="stable")]
             truths = frame.truth_labels == label
             matches[label].append(
-                match(
+                precision.match_vid(
                     frame.scores[order],
                     frame.boxes[order],
                     frame.truths[truths],
                     frame.ignore[truths],
                 )
             )
-    return [average(found) for found in matches]
+    return [precision.vid_precision(found) for found in matches]
 
 
 def _score(
@@ -256,23 +219,36 @@ def _score(
     )
 
 
-def _installed() -> str:
-    """The first library that is there, else our own code."""
-    there = (name for name, module in _MODULES.items() if importlib.util.find_spec(module))
-    return next(there, "numpy")
-
-
-def _through_library(
-    frames: list[_FrameArrays], classes: Sequence[str], backend: str
+def coco_precisions(
+    frames: list[_FrameArrays], classes: Sequence[str], dataset_class: Any, evaluator_class: Any
 ) -> list[float | None]:
-    """The same from one of the COCO libraries, which share their interface."""
-    library = load(_MODULES[backend])
-    if backend == "pycocotools":
-        store, judge = load("pycocotools.coco").COCO, load("pycocotools.cocoeval").COCOeval
-    else:
-        store, judge = library.COCO, library.COCOeval_faster
+    """COCO's average precision of each class; None for a class that does not occur.
+
+    Args:
+        dataset_class: `COCO` of a library with the interface of pycocotools.
+        evaluator_class: `COCOeval` of the same library.
+    """
     images = [{"id": i} for i in range(1, len(frames) + 1)]
     categories = [{"id": c, "name": name} for c, name in enumerate(classes, start=1)]
+    with redirect_stdout(io.StringIO()):  # the libraries print their progress
+        sides = []
+        for annotations in _annotations(frames):
+            side = dataset_class()
+            side.dataset = {"images": images, "categories": categories, "annotations": annotations}
+            side.createIndex()
+            sides.append(side)
+        run = evaluator_class(*sides, "bbox")
+        run.params.iouThrs = np.array([0.5])
+        run.params.areaRng, run.params.areaRngLbl = [[0, 1e10]], ["all"]
+        run.params.maxDets = [MAX_DETECTIONS]
+        run.evaluate()
+        run.accumulate()
+    curves = np.asarray(run.eval["precision"])[0, :, :, 0, 0]  # (recalls, classes)
+    return [None if (curve < 0).all() else float(curve.mean()) for curve in curves.T]
+
+
+def _annotations(frames: list[_FrameArrays]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Truth and detections as lists of COCO annotations."""
     truth: list[dict[str, Any]] = []
     found: list[dict[str, Any]] = []
     for i, frame in enumerate(frames, start=1):
@@ -280,21 +256,7 @@ def _through_library(
             truth.append({**_entry(i, box, label, len(truth)), "iscrowd": int(ignore)})
         for box, label, score in zip(frame.boxes, frame.labels, frame.scores, strict=True):
             found.append({**_entry(i, box, label, len(found)), "iscrowd": 0, "score": float(score)})
-    with redirect_stdout(io.StringIO()):  # they narrate their progress
-        sides = []
-        for annotations in (truth, found):
-            side = store()
-            side.dataset = {"images": images, "categories": categories, "annotations": annotations}
-            side.createIndex()
-            sides.append(side)
-        run = judge(*sides, "bbox")
-        run.params.iouThrs = np.array([precision.COCO_IOU])
-        run.params.areaRng, run.params.areaRngLbl = [[0, 1e10]], ["all"]
-        run.params.maxDets = [MOST]
-        run.evaluate()
-        run.accumulate()
-    curves = np.asarray(run.eval["precision"])[0, :, :, 0, 0]  # (recalls, classes)
-    return [None if (curve < 0).all() else float(curve.mean()) for curve in curves.T]
+    return truth, found
 
 
 def _entry(image: int, box: Any, label: int, before: int) -> dict[str, Any]:

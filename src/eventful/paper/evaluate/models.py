@@ -1,4 +1,4 @@
-"""The models that are evaluated, from their files, each loaded once a process."""
+"""Loads the models to evaluate from files, each once per process."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Weights:
     dtype: str = "float32"
 
     def vitdet_config(self) -> ViTDetConfig:
-        """Sizes of the detector; nothing else is read."""
+        """Configuration of the detector; tensors are not read."""
         config = self._config("vitdet", "a whole ViTDet", "eventful evaluate vivit")
         if self.size is not None:
             config["backbone"] = {**config["backbone"], "size": self.size}
         return ViTDetConfig.from_dict(config)
 
     def vivit_config(self) -> ViViTConfig:
-        """Sizes of the recogniser; nothing else is read."""
+        """Configuration of the recogniser; tensors are not read."""
         return ViViTConfig.from_dict(self._config("vivit", "a ViViT", "eventful evaluate vitdet"))
 
     def vitdet(self, device: str) -> ViTDet:
@@ -56,9 +56,9 @@ class Weights:
         assert isinstance(model, ViViT)
         return model
 
-    def _config(self, kind: str, needed: str, other: str) -> dict[str, Any]:
+    def _config(self, model: str, needed: str, other: str) -> dict[str, Any]:
         about = _about(self.path)
-        if about["model"] != kind:
+        if about["model"] != model:
             raise CheckpointError(
                 f"{self.path} holds a {about['model']}, and {needed} is needed. For other models "
                 f"there is `{other}`."
@@ -77,10 +77,10 @@ def _about(path: Path) -> dict[str, Any]:
             )
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{path} is no readable safetensors file ({error}). {advice}."
+            f"{path} is not a readable safetensors file ({error}). {advice}."
         ) from error
     if about is None:
-        raise CheckpointError(f"{path} does not say which model it is for. {advice}.")
+        raise CheckpointError(f"{path} does not name its model. {advice}.")
     return about
 
 

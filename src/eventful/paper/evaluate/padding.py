@@ -1,4 +1,4 @@
-"""How much of what a detector sees is padding, and how many of the other tokens are skipped.
+"""Share of padding in a detector's input, and of skipped tokens among the rest.
 
 A frame is resized and padded to a square (Section 5.1); padding never changes, so it is easy to
 skip. The paper counts what is skipped among the tokens that are not padding.
@@ -80,7 +80,7 @@ def mean_padding(
 
 
 def frame_size(video: Video) -> tuple[int, int]:
-    """(height, width) of a video, from the header of its first image where it consists of them."""
+    """(height, width) of a video; of image files only the header of the first is read."""
     if not isinstance(video.frames, ImageFiles):
         _, height, width = video.frames.read([0])[0].shape
         return int(height), int(width)
@@ -100,16 +100,16 @@ def skipped_if_none_is_padding(padded: float, tokens: int, r: int) -> float:
     return 1 - min(1.0, r / (tokens * (1 - padded)))
 
 
-class PaddingWatch:
-    """Adds up, over the steps of a video, what the gates did with tokens that are not padding."""
+class PaddingCounter:
+    """Counts selected tokens inside and outside the padding over the steps of a video."""
 
     def __init__(self, patch: int) -> None:
         self._patch = patch
         self._selected = self._inside = self._content = 0
         self._steps = 0
 
-    def see(self, record: StepRecord, placement: Placement) -> None:
-        """Note one step; a flush selects everything and says nothing."""
+    def add(self, record: StepRecord, placement: Placement) -> None:
+        """Count one step; a flush, which selects everything, is left out."""
         if any(record.flushed):
             return
         layout = next(iter(record.layouts.values()))

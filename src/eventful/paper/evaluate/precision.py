@@ -1,7 +1,6 @@
-"""Average precision in plain numpy: which detections count, and the area under their curve.
+"""ImageNet VID's average precision: which detections are correct, and the area under the curve.
 
-Two rules of matching, each with the curve its benchmark uses. Both take one class of one frame at
-a time, detections in falling order of score.
+The matching takes one class of one frame at a time, detections in falling order of score.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-RECALLS = np.linspace(0.0, 1.0, 101)  # COCO reads precision off at these
-COCO_IOU = 0.5
-COCO_AREA = 1e10  # COCO leaves out detections that find nothing and are larger, or inside out
+IGNORE_IOU = 0.5  # share of a detection inside an ignored box at which it is left out
 TOLERANCE = 10.0  # pixels by which VID widens a small box in each direction
 
 
@@ -25,9 +22,9 @@ class Matches:
     """Detections of one class in one frame, in falling order of score.
 
     Args:
-        correct: Found an object nobody had found before.
-        ignored: Found something that is to be ignored, so neither right nor wrong.
-        objects: Objects there were to find.
+        correct: Matched an object that no detection of a higher score had matched.
+        ignored: Lies in an ignored box, so counts as neither right nor wrong.
+        objects: Number of objects in the truth.
     """
 
     scores: Floats
@@ -36,47 +33,32 @@ class Matches:
     objects: int
 
 
-def overlaps(boxes: Floats, others: Floats, *, pixel: float = 0.0, covered: Flags) -> Floats:
+def overlaps(boxes: Floats, others: Floats, *, covered: Flags) -> Floats:
     """Intersection over union of (K, 4) with (L, 4) corners: (K, L).
 
+    The right and bottom pixel belong to a box, so one from 3 to 5 is 3 wide.
+
     Args:
-        pixel: 1 where the right and bottom pixel belong to the box (VID), 0 where not (COCO).
         covered: Of the others (L), whether to divide by the area of the first box alone: how much
             of it they cover. COCO does so for crowds.
     """
     corner = np.maximum(boxes[:, None, :2], others[None, :, :2])
     far = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
-    shared = np.clip(far - corner + pixel, 0, None).prod(-1)
-    area = (boxes[:, 2:] - boxes[:, :2] + pixel).prod(-1)[:, None]
-    other = (others[:, 2:] - others[:, :2] + pixel).prod(-1)[None, :]
+    shared = np.clip(far - corner + 1.0, 0, None).prod(-1)
+    area = (boxes[:, 2:] - boxes[:, :2] + 1.0).prod(-1)[:, None]
+    other = (others[:, 2:] - others[:, :2] + 1.0).prod(-1)[None, :]
     union = np.where(covered[None, :], area, area + other - shared)
     return np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
-
-
-def match_coco(scores: Floats, boxes: Floats, truths: Floats, ignore: Flags) -> Matches:
-    """COCO's rule at IoU 0.5: the best object still free, an ignored one only failing that."""
-    iou = overlaps(_from_sides(boxes), _from_sides(truths), covered=ignore)
-    area = (boxes[:, 2:] - boxes[:, :2]).prod(-1)
-    outside = (area < 0) | (area > COCO_AREA)
-    correct, ignored = np.zeros(len(boxes), bool), np.zeros(len(boxes), bool)
-    free = ~ignore
-    for k in range(len(boxes)):
-        best = _last_best(np.where(free, iou[k], -1.0))
-        if best is not None and iou[k, best] >= COCO_IOU:
-            correct[k], free[best] = True, False
-        else:
-            ignored[k] = bool((iou[k, ignore] >= COCO_IOU).any()) or outside[k]
-    return Matches(scores, correct, ignored, int((~ignore).sum()))
 
 
 def match_vid(scores: Floats, boxes: Floats, truths: Floats, ignore: Flags) -> Matches:
     """VID's rule: each box has its own threshold, lower for small ones.
 
     min(0.5, w·h / ((w + 10)(h + 10))), sides and overlaps counting whole pixels. The best among
-    the free objects whose threshold is met. Objects to be ignored are no part of the benchmark;
-    they are treated as by `match_coco`.
+    the free objects whose threshold is met. Ignored objects are not part of the benchmark; they are
+    treated as COCO treats crowds.
     """
-    iou = overlaps(boxes, truths, pixel=1.0, covered=ignore)
+    iou = overlaps(boxes, truths, covered=ignore)
     threshold = vid_thresholds(truths)
     correct, ignored = np.zeros(len(boxes), bool), np.zeros(len(boxes), bool)
     free = ~ignore
@@ -86,25 +68,14 @@ def match_vid(scores: Floats, boxes: Floats, truths: Floats, ignore: Flags) -> M
             best = int(np.argmax(np.where(met, iou[k], -1.0)))
             correct[k], free[best] = True, False
         else:
-            ignored[k] = bool((iou[k, ignore] >= COCO_IOU).any())
+            ignored[k] = bool((iou[k, ignore] >= IGNORE_IOU).any())
     return Matches(scores, correct, ignored, int((~ignore).sum()))
 
 
 def vid_thresholds(truths: Floats) -> Floats:
-    """The IoU each box (L, 4) asks for."""
+    """The IoU that a match with each box (L, 4) needs."""
     sides = truths[:, 2:] - truths[:, :2] + 1.0
     return np.minimum(0.5, sides.prod(-1) / (sides + TOLERANCE).prod(-1))
-
-
-def coco_precision(matches: list[Matches]) -> float | None:
-    """Mean of the falling precision at 101 recalls; None where there is nothing to find."""
-    curve = _curve(matches)
-    if curve is None:
-        return None
-    recall, precision = curve
-    # The first point that reaches each recall; none does beyond the last.
-    at = np.searchsorted(recall, RECALLS, side="left")
-    return float(np.append(precision, 0.0)[at].mean())
 
 
 def vid_precision(matches: list[Matches]) -> float | None:
@@ -114,15 +85,6 @@ def vid_precision(matches: list[Matches]) -> float | None:
         return None
     recall, precision = curve
     return float((np.diff(recall, prepend=0.0) * precision).sum())
-
-
-def _from_sides(boxes: Floats) -> Floats:
-    """Corners (K, 4) as COCO's code sees them: it is given left and width and adds them up.
-
-    2.1 + (7.7 - 2.1) is not 7.7, which matters where an overlap lies at the threshold.
-    """
-    corner = boxes[:, :2]
-    return np.concatenate([corner, corner + (boxes[:, 2:] - corner)], axis=1)
 
 
 def _curve(matches: list[Matches]) -> tuple[Floats, Floats] | None:
@@ -139,10 +101,3 @@ def _curve(matches: list[Matches]) -> tuple[Floats, Floats] | None:
     precision = right / np.maximum(total, 1)
     falling = np.maximum.accumulate(precision[::-1])[::-1]
     return right / objects, falling
-
-
-def _last_best(values: Floats) -> int | None:
-    """Where the largest value is that is not negative; the last of equals, as in COCO's code."""
-    if not len(values) or values.max() < 0:
-        return None
-    return len(values) - 1 - int(np.argmax(values[::-1]))

@@ -1,16 +1,15 @@
-"""What an evaluation found: rows beside the published numbers, as JSON, CSV and a figure."""
+"""The report of an evaluation: measured and published numbers as JSON, CSV and a figure."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from eventful import files
 from eventful.paper.evaluate.experiment import Experiment
-from eventful.paper.evaluate.runs import write
 from eventful.paper.evaluate.variants import Variant
 
 UNITS = {"vitdet": "GFlops per frame", "vivit": "TFlops per video"}
@@ -31,11 +30,11 @@ class Row:
         dense_operations: of the model as it is, without pooling.
         share: of the frames computed, when skipping.
         ms: milliseconds of the transformer, per frame after the first (ViTDet) or per video.
-        total_ms: the same with all that follows it.
+        total_ms: the same for the whole model.
         first_ms: of a video's first frame, which is a flush.
-        first_total_ms: the same with all that follows.
+        first_total_ms: the same for the whole model.
         speedup: of the transformer, against the fastest dense path in the same run.
-        total_speedup: the same with all that follows.
+        total_speedup: the same for the whole model.
         base_speedup: of the transformer, against the model as the paper ran it.
         videos: that were used; those damaged or missing are not.
         skipped_videos: that could not be used.
@@ -85,7 +84,7 @@ class Row:
 
     @property
     def saving(self) -> float | None:
-        """How many times fewer operations than the model as it is."""
+        """Dense operations divided by the variant's."""
         if not self.operations or not self.dense_operations:
             return None
         return self.dense_operations / self.operations
@@ -99,7 +98,7 @@ class Report:
         left_out: variants that could not be run, and why.
         problems: videos that could not be read, and why.
         statistics: numbers about the whole set, such as its padding.
-        detail: per variant, what the metrics say beside their value.
+        detail: per variant, further values of the metrics.
     """
 
     experiment: Experiment
@@ -111,7 +110,7 @@ class Report:
     statistics: dict[str, float] = field(default_factory=dict)
     detail: dict[str, Any] = field(default_factory=dict)
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         made = self.experiment
         return {
@@ -134,8 +133,8 @@ class Report:
     def write(self, folder: Path, *, draw: bool = True) -> list[Path]:
         """Write `results.json`, `results.csv` and, where there is something to draw, the figure."""
         written = [folder / "results.json", folder / "results.csv"]
-        write(written[0], (json.dumps(self.plain(), indent=2) + "\n").encode())
-        write(written[1], self.csv().encode())
+        files.write_json(written[0], self.to_dict(), indent=2, durable=True)
+        files.write_bytes(written[1], self.csv().encode(), durable=True)
         if draw and self.experiment.kind == "accuracy":
             from eventful.paper.evaluate.figure import draw_tradeoff
 
@@ -143,7 +142,7 @@ class Report:
         return written
 
     def csv(self) -> str:
-        """The rows, with where they come from."""
+        """The rows with their origin: device, versions and commit."""
         text = io.StringIO()
         columns = [f.name for f in fields(Row)]
         writer = csv.DictWriter(text, [*columns, *self.origin], lineterminator="\n")

@@ -1,14 +1,12 @@
-"""Results of a run on disk, video by video, so that a run that was stopped can go on.
+"""Results of a run on disk, one file per video, so that an interrupted run can be resumed.
 
-A run is a folder: `run.json` says what it computes, `videos/<variant>/` holds one file per video,
-written whole or not at all. A folder is continued only by a run that would compute the same.
+A run is a folder: `run.json` holds its settings, `videos/<variant>/` one file per video, written
+whole or not at all. Only a run with the same settings can resume a folder.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -16,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from eventful import files
 from eventful.errors import RunError
 
 FORMAT = 1
@@ -30,11 +28,11 @@ _SHOWN = 4  # differences to name
 
 @dataclass(frozen=True)
 class VideoResult:
-    """What a variant made of one video.
+    """The result of one video under one variant.
 
     Attributes:
         tensors: whatever the task keeps, by name.
-        facts: numbers and words beside them.
+        facts: further values for JSON.
     """
 
     tensors: dict[str, Tensor]
@@ -43,17 +41,17 @@ class VideoResult:
 
 @dataclass(frozen=True)
 class RunStore:
-    """The folder of a run; holds no open file, so it may go to another process."""
+    """The folder of a run; holds no open file, so it can be pickled."""
 
     folder: Path
 
     @classmethod
     def open(cls, folder: str | Path, settings: Mapping[str, Any], *, resume: bool) -> RunStore:
-        """Start a run in a folder, or go on with the one that is there.
+        """Start a run in a folder, or resume the one that is there.
 
         Args:
-            settings: all that shapes the results, as plain data.
-            resume: go on; otherwise what an earlier run left is deleted.
+            settings: everything the results depend on, as values for JSON.
+            resume: keep existing results; otherwise they are deleted.
 
         Raises:
             RunError: the folder holds a run with other settings, or something else, or cannot be
@@ -62,16 +60,16 @@ class RunStore:
         store = cls(Path(folder))
         about = {"format": FORMAT, "settings": json.loads(json.dumps(settings))}
         if not resume:
-            store._forget()
+            store._delete()
         known = store._known()
         if known is None:
             if (store.folder / VIDEOS).exists():
                 raise RunError(
-                    f"{store.folder} has {VIDEOS}/ and no {ABOUT}, so it is no run of ours. Give "
-                    "another folder with --out."
+                    f"{store.folder} has {VIDEOS}/ and no {ABOUT}, so it is not a run's folder. "
+                    "Give another folder with --out."
                 )
             try:
-                write(store.folder / ABOUT, json.dumps(about, indent=2).encode())
+                files.write_json(store.folder / ABOUT, about, indent=2, durable=True)
             except OSError as error:
                 raise RunError(
                     f"{store.folder} cannot be written to ({error}). Give another folder with "
@@ -83,11 +81,11 @@ class RunStore:
 
     def path(self, variant: str, index: int, name: str) -> Path:
         """The file of one video."""
-        plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[-80:]
-        return self.folder / VIDEOS / variant / f"{index:06d}-{plain}.safetensors"
+        safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[-80:]
+        return self.folder / VIDEOS / variant / f"{index:06d}-{safe}.safetensors"
 
     def has(self, variant: str, index: int, name: str) -> bool:
-        """Whether a video is done, and its file in order."""
+        """Whether a video is done and its file can be read."""
         path = self.path(variant, index, name)
         if not path.is_file():
             return False
@@ -95,12 +93,13 @@ class RunStore:
             with safe_open(str(path), framework="pt"):
                 return True
         except (SafetensorError, OSError):
-            return False  # a disk that lost what it had confirmed: compute it again
+            return False  # damaged, e.g. by a full disk: compute it again
 
     def save(self, variant: str, index: int, name: str, result: VideoResult) -> None:
         """Write the result of one video."""
         tensors = {key: value.detach().cpu().contiguous() for key, value in result.tensors.items()}
-        write(self.path(variant, index, name), save(tensors, {"facts": json.dumps(result.facts)}))
+        content = save(tensors, {"facts": json.dumps(result.facts)})
+        files.write_bytes(self.path(variant, index, name), content, durable=True)
 
     def load(self, variant: str, index: int, name: str) -> VideoResult:
         """Read the result of one video."""
@@ -122,47 +121,16 @@ class RunStore:
             known: dict[str, Any] = json.loads(path.read_text())
         except (json.JSONDecodeError, UnicodeDecodeError):
             raise RunError(
-                f"{path} is not what a run writes there; use --no-resume to start over, or another "
+                f"{path} is not a valid file of a run; use --no-resume to start over, or another "
                 "folder with --out."
             ) from None
         return known
 
-    def _forget(self) -> None:
+    def _delete(self) -> None:
         """Delete an earlier run, and nothing else that may lie in the folder."""
         if (self.folder / ABOUT).exists():
             shutil.rmtree(self.folder / VIDEOS, ignore_errors=True)
             (self.folder / ABOUT).unlink()
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def text_digest(lines: list[str]) -> str:
-    """SHA-256 of some lines."""
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def ragged(rows: list[Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Tensors of different lengths as one, and their lengths; `like` tells the form of none."""
-    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-    return torch.cat([row.cpu() for row in rows]) if rows else like, lengths
 
 
 def _refusal(folder: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
@@ -179,7 +147,7 @@ def _refusal(folder: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]) 
 
 
 def _differences(name: str, known: Any, wanted: Any) -> Iterator[str]:
-    """What is not the same, each in a line."""
+    """The differing settings, one line each."""
     where = name.removeprefix("settings.")
     if isinstance(known, dict) and isinstance(wanted, dict):
         for there, keys in (("now", wanted.keys() - known), ("there", known.keys() - wanted)):

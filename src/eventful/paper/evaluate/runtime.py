@@ -1,9 +1,9 @@
 """Times of the paper's systems (Table 2), every variant in turn on the same frames.
 
-ViTDet is timed a frame, its backbone and the whole detector; ViViT a video, its spatial model and
-all of it, with the views of the video stepped together. Time depends on shapes, so a made-up clip
-serves, and random weights where none are given. Beside the variants runs the fastest dense path
-this device offers, which is what a user would otherwise pick.
+ViTDet is timed per frame, backbone and whole detector; ViViT per video, spatial model and whole
+model, with the views of the video stepped together. Time depends on shapes, so a synthetic clip is
+used, and random weights if none are given. The fastest dense path of the device is timed as well,
+because a user would choose it otherwise.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eventful.bench.dense import Workshop, dense_paths
+from eventful.bench.contenders import Dense, Measured
+from eventful.bench.dense import DenseSpec, dense_paths
 from eventful.bench.results import origin
 from eventful.bench.timing import in_turn, timed
-from eventful.config import Config
 from eventful.errors import ConfigError
-from eventful.models.blocks import at_size, pooled
 from eventful.models.vitdet.model import ViTDet, vitdet_b
 from eventful.models.vivit.model import ViViT, steps, vivit_b
-from eventful.paper.evaluate.contenders import Contender, Dense, contender, dense_macs
+from eventful.paper.evaluate.contenders import contender, dense_macs
 from eventful.paper.evaluate.evaluation import Progress
 from eventful.paper.evaluate.experiment import Experiment
 from eventful.paper.evaluate.models import Weights
 from eventful.paper.evaluate.report import Report, Row
 from eventful.paper.evaluate.variants import BASE, DENSE, SKIP, Variant
-from eventful.stream import StreamBatch
-from eventful.surgery.conversion import convert
 from eventful.video.synthetic import moving_objects
 
-WARM = {"cpu": 2, "cuda": 5}  # steps of every contender before any is timed; recording takes four
+WARM = {
+    "cpu": 2,
+    "cuda": 5,
+}  # steps of every contender before any is timed; capturing a CUDA graph takes four
 ROUNDS = {"cpu": 1, "cuda": 5}  # timed flushes of a detector, timed videos of a recogniser
 USUAL_FRAMES = {"cpu": 6, "cuda": 30}
 
@@ -62,51 +62,50 @@ class Plan:
     weights: Mapping[str, Path] = field(default_factory=dict)
 
     @property
-    def kind(self) -> str:
+    def device_type(self) -> str:
         """`cpu` or `cuda`."""
         return torch.device(self.device).type
 
     @property
     def steady(self) -> int:
         """Frames to time after the first."""
-        return self.frames or USUAL_FRAMES[self.kind]
+        return self.frames or USUAL_FRAMES[self.device_type]
 
     @property
     def rounds(self) -> int:
-        """How often what comes once in a video is timed."""
-        return ROUNDS[self.kind]
+        """How often the first frame of a video is timed."""
+        return ROUNDS[self.device_type]
 
     def place(self, model: nn.Module) -> nn.Module:
         """The model on the device."""
         return model.to(self.device, getattr(torch, self.dtype))
 
     def put(self, pixels: Tensor) -> Tensor:
-        """Pixels from 0 to 1, as the models want them."""
+        """Pixels from 0 to 1, normalised, on the device."""
         return ((pixels - 0.45) / 0.225).to(self.device, getattr(torch, self.dtype))
 
-    def shop(self, model: nn.Module, example: Tensor) -> Workshop:
-        """Where dense paths of a model are built."""
-        return Workshop(model, example, self.compiled, self.compile_mode)
+    def dense_spec(self, model: nn.Module, example: Tensor) -> DenseSpec:
+        """What `dense_paths` needs to build the dense paths of a model."""
+        return DenseSpec(model, example, self.compiled, self.compile_mode)
 
 
 @dataclass
-class Entry:
-    """One contender and its milliseconds: of the transformer, and of all there is.
+class Entry(Measured):
+    """The contender of a variant; `ms` are milliseconds of the transformer alone.
 
     Attributes:
-        first: of the first frame of a video, transformer and all.
+        total: milliseconds of the whole model.
+        first: of the first frame of a video, transformer and whole model.
         macs: operations of each timed step.
     """
 
-    variant: Variant
-    run: Contender
-    ms: list[float] = field(default_factory=list)
+    variant: Variant = field(kw_only=True)
     total: list[float] = field(default_factory=list)
     first: list[tuple[float, float]] = field(default_factory=list)
     macs: list[int] = field(default_factory=list)
 
-    def forget(self) -> None:
-        """Drop what was timed so far."""
+    def clear(self) -> None:
+        """Discard the measurements so far."""
         for values in (self.ms, self.total, self.first, self.macs):
             values.clear()
 
@@ -133,7 +132,7 @@ def measure_runtime(
     """Time every variant; those of one model and size take turns.
 
     Args:
-        keep: given the report so far after each model and size, which may take many minutes.
+        keep: called with the report so far after each model and size.
     """
     settings = {
         "device": plan.device,
@@ -144,29 +143,37 @@ def measure_runtime(
         "compile": (plan.compile_mode or "usual") if plan.compiled else "",
     }
     report = Report(experiment, (), settings, origin(plan.device), detail={"dense_paths": {}})
+    run = _Run(plan, progress, report.detail["dense_paths"])
     for (model, size), group in groupby(experiment.variants, lambda v: (v.model, v.size)):
         time = _time_detector if model == "vitdet" else _time_recogniser
-        rows = time(list(group), size, plan, progress, report.detail["dense_paths"])
+        rows = time(list(group), size, run)
         report = replace(report, rows=(*report.rows, *rows))
         keep(report)
     return report
 
 
-def _time_detector(
-    variants: Sequence[Variant],
-    asked: int | None,
-    plan: Plan,
-    progress: Progress,
-    notes: dict[str, str],
-) -> list[Row]:
+@dataclass(frozen=True)
+class _Run:
+    """What the groups of variants share.
+
+    Attributes:
+        dense_notes: trial times of the dense paths, by variant.
+    """
+
+    plan: Plan
+    progress: Progress
+    dense_notes: dict[str, str]
+
+
+def _time_detector(variants: Sequence[Variant], size: int | None, run: _Run) -> list[Row]:
     """Milliseconds a frame."""
-    size = asked or 1024
+    plan, progress, size = run.plan, run.progress, size or 1024
     model = _detector(size, plan)
     clip = [plan.put(frame) for frame in moving_objects(1 + plan.steady, (size, size))]
     dense = dense_macs(model.backbone, size)
-    entries = [Entry(v, contender(model.backbone, v, size)) for v in variants]
-    entries.append(_fastest_dense(variants[0], model.backbone, clip[0], dense, plan, notes))
-    warm = WARM[plan.kind]
+    entries = [Entry(contender(model.backbone, v, size), variant=v) for v in variants]
+    entries.append(_fastest_dense(variants[0], model.backbone, clip[0], dense, run))
+    warm = WARM[plan.device_type]
     progress.begin(variants[0], (warm + plan.rounds + plan.steady) * len(entries), 1)
 
     def step(entry: Entry, pixels: Tensor) -> tuple[float, float]:
@@ -175,7 +182,9 @@ def _time_detector(
         progress.advance(1)
         return spent, spent + rest
 
-    for entry in entries:  # each alone, so that what it captures or compiles is its own
+    for entry in (
+        entries
+    ):  # one after the other, so that graphs and compiled code are counted to the right one
         for t in range(warm):
             entry.run(clip[t % len(clip)])
             progress.advance(1)
@@ -194,15 +203,9 @@ def _time_detector(
     return _rows(entries, dense / 1e9, lambda entry: statistics.mean(entry.macs) / 1e9)
 
 
-def _time_recogniser(
-    variants: Sequence[Variant],
-    asked: int | None,
-    plan: Plan,
-    progress: Progress,
-    notes: dict[str, str],
-) -> list[Row]:
+def _time_recogniser(variants: Sequence[Variant], size: int | None, run: _Run) -> list[Row]:
     """Milliseconds a video: all its views together, step by step."""
-    size = asked or 320
+    plan, progress, size = run.plan, run.progress, size or 320
     model = _recogniser(size, plan)
     views = plan.views[0] * plan.views[1]
     frames, tubelet = model.config.frames, model.config.tubelet
@@ -212,8 +215,13 @@ def _time_recogniser(
     parts = steps(plan.put(torch.cat(clips)), tubelet)
     together = torch.stack(parts, 1).flatten(0, 1)  # every step of every view
     dense = dense_macs(model.spatial, size) * len(together)
-    fastest = _fastest_dense(variants[0], model.spatial, together, dense, plan, notes)
-    entries = [Entry(v, _views_together(model.spatial, v, size, views)) for v in variants]
+    fastest = _fastest_dense(variants[0], model.spatial, together, dense, run)
+    for variant in variants:
+        if variant.preset == SKIP:
+            raise ConfigError(
+                f"{variant.label}: the time of skipping is that of dense, by its share."
+            )
+    entries = [Entry(contender(model.spatial, v, size, views=views), variant=v) for v in variants]
     entries.append(fastest)
     progress.begin(variants[0], (1 + plan.rounds) * len(entries) * len(parts), 1)
 
@@ -232,9 +240,11 @@ def _time_recogniser(
         entry.first.append((timings[0], timings[0]))
         progress.advance(len(parts))
 
-    for entry in entries:  # each alone, so that what it captures or compiles is its own
+    for entry in (
+        entries
+    ):  # one after the other, so that graphs and compiled code are counted to the right one
         video(entry)
-        entry.forget()
+        entry.clear()
     for turn in range(plan.rounds):
         for entry in in_turn(entries, turn):
             video(entry)
@@ -254,61 +264,19 @@ def _rows(
     return rows
 
 
-class _StreamedViews(Contender):
-    """A stream for each view, stepped together."""
-
-    def __init__(self, model: nn.Module, config: Config, views: int) -> None:
-        self._batch = StreamBatch(convert(model, config))
-        for view in range(views):
-            self._batch.join(str(view))
-
-    def reset(self) -> None:
-        """See `Contender`."""
-        for name in self._batch.streams:
-            self._batch.flush(name)
-
-    @property
-    def macs(self) -> int:
-        """See `Contender`."""
-        return 0 if self._batch.last is None else self._batch.last.macs
-
-    def __call__(self, *args: Any) -> Any:
-        """See `Contender`."""
-        return self._batch(*args)
-
-
-def _views_together(model: nn.Module, variant: Variant, size: int, views: int) -> Contender:
-    config = variant.config()
-    if variant.preset == SKIP:
-        raise ConfigError(f"{variant.label}: the time of skipping is that of dense, by its share.")
-    dense = at_size(model, (size, size))
-    if config is None:
-        return Dense(dense, views * dense_macs(model, size))
-    if variant.preset == DENSE:
-        return Dense(pooled(dense, config.pool), views * dense_macs(model, size, config.pool))
-    return _StreamedViews(model, config, views)
-
-
-def _fastest_dense(
-    like: Variant,
-    model: nn.Module,
-    example: Tensor,
-    macs: int,
-    plan: Plan,
-    notes: dict[str, str],
-) -> Entry:
-    """The dense path that won its trial, under a name that says which."""
-    paths = dense_paths(plan.shop(model, example))
+def _fastest_dense(like: Variant, model: nn.Module, example: Tensor, macs: int, run: _Run) -> Entry:
+    """The dense path with the shortest trial time, named in the label."""
+    paths = dense_paths(run.plan.dense_spec(model, example))
     best = min(paths.trial_ms, key=lambda name: paths.trial_ms[name])
     variant = Variant(f"Base model, {best}", DENSE, like.model, like.size)
     trials = ", ".join(f"{name} {ms:.3g} ms" for name, ms in paths.trial_ms.items())
-    notes[variant.key] = "; ".join([f"trials: {trials}", *paths.notes])
-    return Entry(variant, Dense(paths.runs[best], macs))
+    run.dense_notes[variant.key] = "; ".join([f"trials: {trials}", *paths.notes])
+    return Entry(Dense(paths.runs[best], macs), variant=variant)
 
 
 @torch.no_grad()
 def _objects(model: ViTDet, features: Tensor, size: int) -> Any:
-    """What follows the backbone."""
+    """The layers after the backbone."""
     maps, sizes = model.pyramid(features), [(size, size)] * len(features)
     return model.heads(maps, model.rpn.propose(model.rpn(maps), sizes), sizes)
 

@@ -1,9 +1,9 @@
-"""One way to run a model, as a value: dense, eventful under some rule, or skipping frames."""
+"""Variants: how to run a model, dense, under an update rule, or skipping frames."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -12,9 +12,9 @@ from eventful.errors import ConfigError
 from eventful.policies import Always, Policy, Threshold, TopFraction, TopR
 
 DENSE, SKIP = "dense", "skip"
-CONTENDERS = (DENSE, *PRESETS, SKIP)
+RUN_PRESETS = (DENSE, *PRESETS, SKIP)
 BASE = "base"
-_OWN_POLICY = ("fast", "exact")  # presets that choose a threshold by themselves
+_OWN_POLICY = ("fast", "exact")  # presets with a default policy
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Variant:
     """One row of a table, one point of a figure.
 
     Attributes:
-        label: name of its kind; variants of one kind make up a line of the figure.
+        label: variants of one label make up a line of the figure.
         preset: `dense`, `skip` or a preset of `Config`.
         model: `vitdet` or `vivit`.
         size: side of the frames in pixels; None for the model's own.
@@ -47,11 +47,11 @@ class Variant:
         fraction: share of the tokens to update.
         h: threshold on the error.
         share: of a `skip`, the share of the frames it computes.
-        like: of a `skip`, the key of the variant whose measured cost it is to have.
+        like: of a `skip`, the key of the variant whose measured cost it matches.
         weights: which of the given weights, where an experiment needs several.
         tuned_r: r the weights were tuned at.
         options: further settings of `Config`; of a `dense`, only `pool`.
-        remark: what the paper says where it prints no number.
+        remark: the paper's text where it prints no number.
     """
 
     label: str
@@ -70,9 +70,9 @@ class Variant:
     remark: str = ""
 
     def __post_init__(self) -> None:
-        if self.preset not in CONTENDERS:
+        if self.preset not in RUN_PRESETS:
             raise ConfigError(
-                f"No preset {self.preset!r} to evaluate; there are {', '.join(CONTENDERS)}."
+                f"No preset {self.preset!r} to evaluate; there are {', '.join(RUN_PRESETS)}."
             )
         if self.model not in ("vitdet", "vivit"):
             raise ConfigError(f"No model {self.model!r} to evaluate; there are vitdet and vivit.")
@@ -91,7 +91,7 @@ class Variant:
 
     @property
     def budget(self) -> str:
-        """The policy in a few letters; '' for none."""
+        """The policy as a short text; '' for none."""
         if self.r is not None:
             return f"r{self.r}"
         if self.fraction is not None:
@@ -104,7 +104,7 @@ class Variant:
         return int(self.options.get("pool", 1))
 
     def policy(self) -> Policy | None:
-        """The selection policy; None where the preset brings its own."""
+        """The selection policy; None for the preset's default."""
         if self.r is not None:
             return TopR(self.r)
         if self.fraction is not None:
@@ -112,7 +112,7 @@ class Variant:
         return None if self.h is None else Threshold(self.h)
 
     def config(self) -> Config | None:
-        """The update rule; None where the model runs as it is."""
+        """The update rule; None for the unchanged dense model."""
         if self.preset in (DENSE, SKIP):
             if set(self.options) - {"pool"}:
                 raise ConfigError(f"{self.preset} takes no option but pool: {dict(self.options)}.")
@@ -123,32 +123,17 @@ class Variant:
                 f"{self.preset} needs to know how many tokens to update: give r (a number, or a "
                 "percentage of the tokens) or a threshold h."
             )
-        options = {"fallback": False, **self.options}  # a result must not hang on measured times
+        options = {"fallback": False, **self.options}  # results must not depend on measured times
         try:
             return Config.preset(self.preset, policy, **options)
         except TypeError as error:
             raise ConfigError(f"{self.label}: {error}.") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """All that shapes its numbers, as plain data: not what the paper says of it."""
+        """Everything its numbers depend on, as values for JSON; without published numbers."""
         kept = (f.name for f in fields(self) if f.name not in ("published", "remark"))
         values = {name: getattr(self, name) for name in kept}
         config = self.config()
         values["options"] = dict(self.options)
         values["config"] = None if config is None else config.to_dict()
         return {name: value for name, value in values.items() if value is not None}
-
-
-def schedule(share: float) -> Iterator[bool]:
-    """Which frames a skipping model computes: the first, and then `share` of them, spread evenly.
-
-    Of the first T frames it computes ⌈T·share⌉, so its cost is never below the share.
-    """
-    if not 0.0 < share <= 1.0:
-        raise ConfigError(f"Skipping computes a share of the frames in (0, 1], not {share!r}.")
-    done, frame = 0, 0
-    while True:
-        frame += 1
-        due = done < share * frame - 1e-9
-        done += due
-        yield due

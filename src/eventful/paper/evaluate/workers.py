@@ -1,45 +1,45 @@
-"""Several processes over the videos of a set; each video is one process's from start to end."""
+"""Processes the videos of a set in worker processes; each video is handled by one of them."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import queue
 import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import torch
-import torch.multiprocessing as multiprocessing
 
 from eventful.errors import DataError, EventfulError, WorkerError
 from eventful.paper.data.records import Video
 from eventful.paper.evaluate.runs import RunStore, VideoResult
 
 Tick = Callable[[int], None]
-_PATIENCE = 1.0  # seconds between looks at whether the processes are alive
-_FAREWELL = 10.0  # seconds for a process to end when it is told to
+_POLL = 0.1  # seconds between two reports of progress
 
 
 class Job(Protocol):
-    """What is to be done with a video; goes to other processes, so it holds values alone."""
+    """What to compute for a video. It is pickled and sent to worker processes."""
 
     def length(self, video: Video) -> int:
-        """Frames of it to do, for a progress bar; 0 where it cannot be read."""
+        """Frames to process, for a progress bar; 0 if the video cannot be read."""
         ...
 
     def run(self, video: Video, device: str, tick: Tick) -> VideoResult:
-        """Do it; `tick` is told how many frames were done since it was last called."""
+        """Process the video; call `tick` with the number of frames done since the last call."""
         ...
 
 
 @dataclass(frozen=True)
 class Item:
-    """One video to do, and where its result goes."""
+    """One video to process, and where its result is stored."""
 
     job: Job
     store: RunStore
@@ -48,10 +48,13 @@ class Item:
     video: Video
 
     def run(self, device: str, tick: Tick) -> str | None:
-        """Do the video and write its result; returns what is wrong with its data, if something is.
+        """Process the video and store its result.
+
+        Returns:
+            The problem with the video's data, or None if it could be used.
 
         Raises:
-            WorkerError: something went wrong that nobody foresaw; it says with which video.
+            WorkerError: any unexpected error; the message names the video.
         """
         try:
             result = self.job.run(self.video, device, tick)
@@ -68,115 +71,127 @@ class Item:
 
 
 class Workers:
-    """Processes that wait for videos; with one, the calling process does the work itself.
+    """A pool of processes for videos; with `count=1` the calling process does the work.
 
     Args:
-        count: how many.
-        device: where the models run; plain `cuda` gives the processes one GPU after another.
-        threads: of each process; None for an equal part of what torch uses.
+        count: number of processes.
+        device: where the models run; `cuda` without a number gives each process its own GPU.
+        threads: per process; None for an equal part of torch's threads.
     """
 
     def __init__(self, count: int = 1, device: str = "cpu", threads: int | None = None) -> None:
         self.count, self.device, self._threads = count, device, threads
-        self._processes: list[Any] = []
-        self._inbox: Any = None
-        self._outbox: Any = None
+        self._pool: _Pool | None = None
 
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if not self._processes:
-            return
-        if error is None:
-            for _ in self._processes:
-                self._inbox.put(None)
-        for process in self._processes:
-            process.join(timeout=0 if error is not None else _FAREWELL)
-            process.terminate()
-            process.join(timeout=_FAREWELL)
-            process.kill()
-        # Nobody reads any more what may still wait to be sent; do not wait for them to.
-        for line in (self._inbox, self._outbox):
-            line.cancel_join_thread()
-            line.close()
-        self._processes = []
+    def __exit__(self, cause: object, error: BaseException | None, trace: object) -> None:
+        if self._pool is not None:
+            self._pool.close(now=error is not None)
+            self._pool = None
 
     def run(self, items: Sequence[Item], tick: Tick = lambda frames: None) -> dict[int, str]:
-        """Do the videos; returns what is wrong with those that cannot be used, by index."""
+        """Process the videos; returns the problems of those that cannot be used, by index."""
         if self.count == 1 or len(items) < 2:
-            return self._here(items, tick)
-        self._start()
-        for item in items:
-            self._inbox.put(item)
-        names = {item.index: item.video.name for item in items}
-        doing: dict[int, str] = {}  # by process
-        problems: dict[int, str] = {}
-        left = len(items)
-        while left:
-            kind, index, value = self._receive(doing)
-            if kind == "begin":
-                doing[value] = names[index]
-            elif kind == "tick":
-                tick(value)
-            elif kind == "error":
-                raise value
-            else:
-                left -= 1
-                doing = {pid: name for pid, name in doing.items() if name != names[index]}
-                if value is not None:
-                    problems[index] = value
-        return problems
+            if self._threads is not None:
+                torch.set_num_threads(self._threads)
+            results = {item.index: item.run(self.device, tick) for item in items}
+        else:
+            if self._pool is None:
+                threads = self._threads or max(1, torch.get_num_threads() // self.count)
+                self._pool = _Pool(_devices(self.device, self.count), threads)
+            results = self._pool.run(items, tick)
+        return {index: problem for index, problem in results.items() if problem is not None}
 
-    def _here(self, items: Sequence[Item], tick: Tick) -> dict[int, str]:
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
-        told = {item.index: item.run(self.device, tick) for item in items}
-        return {index: problem for index, problem in told.items() if problem is not None}
 
-    def _start(self) -> None:
-        if self._processes:
-            return
+class _Pool:
+    """A process pool whose workers report progress and stop when the parent does.
+
+    Args:
+        devices: one per worker.
+    """
+
+    def __init__(self, devices: Sequence[str], threads: int) -> None:
         context = multiprocessing.get_context("spawn")  # forked processes cannot use CUDA
-        self._inbox, self._outbox = context.Queue(), context.Queue()
-        threads = self._threads or max(1, torch.get_num_threads() // self.count)
-        for rank in range(self.count):
-            device = self.device
-            if device == "cuda":
-                device = f"cuda:{rank % max(1, torch.cuda.device_count())}"
-            process = context.Process(
-                target=work, args=(self._inbox, self._outbox, device, threads), daemon=True
-            )
-            with _uninterrupted():
-                process.start()
-            self._processes.append(process)
+        self._messages = context.SimpleQueue()
+        # Workers exit when this pipe is closed, which a dying parent does too.
+        self._reader, self._writer = context.Pipe(duplex=False)
+        queue = context.SimpleQueue()
+        for device in devices:
+            queue.put(device)
+        self._executor = ProcessPoolExecutor(
+            len(devices), context, _start_worker, (queue, self._messages, self._reader, threads)
+        )
+        self._processes: dict[int | None, Any] = {}
+        self._current: dict[int | None, str] = {}  # the video each worker began last, by process id
 
-    def _receive(self, doing: dict[int, str]) -> tuple[str, int, Any]:
-        while True:
-            try:
-                message: tuple[str, int, Any] = self._outbox.get(timeout=_PATIENCE)
-                return message
-            except queue.Empty:
-                dead = [process for process in self._processes if not process.is_alive()]
-                if dead:
-                    video = doing.get(dead[0].pid, "a video it had just begun")
-                    raise WorkerError(
-                        f"A worker ended with exit code {dead[0].exitcode} at {video}; the system "
-                        "may have run out of memory. The videos that are done are kept: run again "
-                        "with fewer --workers to go on."
-                    ) from None
+    def run(self, items: Sequence[Item], tick: Tick) -> dict[int, str | None]:
+        """Process the items; returns what `Item.run` returns, by index."""
+        try:
+            with _ignoring_ctrl_c():  # worker processes start here and inherit it
+                indices = {self._executor.submit(_run_item, item): item.index for item in items}
+            self._processes = {p.pid: p for p in multiprocessing.active_children()}
+            return {indices[future]: future.result() for future in self._completed(indices, tick)}
+        except BrokenProcessPool:
+            raise self._crash() from None
+
+    def close(self, *, now: bool) -> None:
+        """Stop the workers.
+
+        Args:
+            now: leave the videos they are at unfinished.
+        """
+        if now:
+            self._writer.close()
+        self._executor.shutdown(wait=True, cancel_futures=now)
+        self._writer.close()
+        self._reader.close()
+
+    def _completed(
+        self, futures: dict[Future[str | None], int], tick: Tick
+    ) -> Iterator[Future[str | None]]:
+        """The futures as they complete; reports progress meanwhile."""
+        pending = set(futures)
+        while pending:
+            done, pending = wait(pending, _POLL, FIRST_COMPLETED)
+            self._read_messages(tick)
+            yield from done
+
+    def _read_messages(self, tick: Tick) -> None:
+        while not self._messages.empty():
+            message: _Message = self._messages.get()
+            if message.began is not None:
+                self._current[message.worker] = message.began
+            if message.frames:
+                tick(message.frames)
+
+    def _crash(self) -> WorkerError:
+        """The error for a worker that ended by itself."""
+        self._executor.shutdown(wait=True)  # afterwards the exit codes of all workers are known
+        self._read_messages(lambda frames: None)
+        codes = {pid: process.exitcode for pid, process in self._processes.items()}
+        expected = (None, 0, -signal.SIGTERM)  # the executor terminates the other workers
+        worker = next((pid for pid, code in codes.items() if code not in expected), None)
+        video = self._current.get(worker, "a video it had just begun")
+        return WorkerError(
+            f"A worker ended with exit code {codes.get(worker)} at {video}; the system may have "
+            "run out of memory. The videos that are done are kept: run again with fewer --workers "
+            "to go on."
+        )
+
+
+def _devices(device: str, count: int) -> list[str]:
+    if device != "cuda":
+        return [device] * count
+    return [f"cuda:{rank % max(1, torch.cuda.device_count())}" for rank in range(count)]
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C is for the calling process alone, which ends the others: they inherit deaf ears."""
+def _ignoring_ctrl_c() -> Iterator[None]:
+    """Child processes started here ignore SIGINT; the parent stops them."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
+        yield  # only the main thread may set signal handlers
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -185,27 +200,49 @@ def _uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _end_with_parent() -> None:
-    """See to it that this process does not outlive the one that asks, however that one ends."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
+@dataclass(frozen=True)
+class _Message:
+    """Progress of one worker.
 
-    def wait() -> None:
-        parent.join()
-        os._exit(1)  # the main thread may be waiting for the rest of a message
+    Attributes:
+        worker: its process id.
+        frames: done since its last message.
+        began: name of the video it begins.
+    """
 
-    threading.Thread(target=wait, daemon=True).start()
+    worker: int
+    frames: int = 0
+    began: str | None = None
 
 
-def work(inbox: Any, outbox: Any, device: str, threads: int) -> None:
-    """The life of one process: items in, what became of them out, until None comes in."""
+@dataclass(frozen=True)
+class _Worker:
+    """What a worker process was started with."""
+
+    device: str
+    messages: Any
+
+
+_worker: _Worker | None = None  # set in worker processes only
+
+
+def _start_worker(devices: Any, messages: Any, parent: Connection, threads: int) -> None:
+    """Runs once in each worker process, ahead of its first video."""
+    global _worker
+    _worker = _Worker(devices.get(), messages)
     torch.set_num_threads(threads)
-    _end_with_parent()
-    for item in iter(inbox.get, None):
-        outbox.put(("begin", item.index, os.getpid()))
-        try:
-            problem = item.run(device, lambda frames: outbox.put(("tick", 0, frames)))
-            outbox.put(("done", item.index, problem))
-        except EventfulError as error:
-            outbox.put(("error", item.index, error))
+    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
+
+
+def _exit_with_parent(parent: Connection) -> None:
+    with suppress(EOFError, OSError):
+        parent.recv()  # returns when the other end is closed
+    os._exit(1)  # the main thread may be in the middle of a video
+
+
+def _run_item(item: Item) -> str | None:
+    """Runs in a worker process; see `Item.run`."""
+    assert _worker is not None
+    messages, worker = _worker.messages, os.getpid()
+    messages.put(_Message(worker, began=item.video.name))
+    return item.run(_worker.device, lambda frames: messages.put(_Message(worker, frames)))

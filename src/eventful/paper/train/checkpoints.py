@@ -1,8 +1,7 @@
-"""Where a run stands, on disk: all that shapes its next step."""
+"""Checkpoints: everything the next training step depends on, on disk."""
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eventful import files
 from eventful.errors import CheckpointError
 
 _NAME = re.compile(r"step_(\d{8})\.pt")
@@ -19,7 +19,7 @@ _NAME = re.compile(r"step_(\d{8})\.pt")
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run has come.
+    """The progress of a run.
 
     Attributes:
         step: steps done.
@@ -34,13 +34,13 @@ class Position:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything of a run that another process needs to go on with it.
+    """Everything needed to resume a run in another process.
 
     Attributes:
         model: state of the trained module, frozen parameters included.
         scaler: state of float16's loss scaling; empty without.
         random: state of the random numbers of each process.
-        about: what the run is; one with another recipe does not go on from it.
+        about: settings of the run; only a run with equal settings resumes from it.
     """
 
     position: Position
@@ -55,19 +55,16 @@ def save(checkpoint: Checkpoint, folder: Path, *, keep: int, lasting: bool) -> P
     """Write a checkpoint, whole or not at all, and remove old ones.
 
     Args:
-        keep: how many of those that are not lasting to keep.
-        lasting: not to be removed: the end of an epoch.
+        keep: number of checkpoints that are not lasting to keep.
+        lasting: never remove it, e.g. the end of an epoch.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{checkpoint.position.step:08d}.pt"
     content = {**vars(checkpoint), "position": asdict(checkpoint.position)}
-    for left in folder.glob("*.partial"):  # of a process that was stopped while it wrote
+    for left in folder.glob(f"*{files.PARTIAL}"):  # of a process that was killed while writing
         left.unlink()
-    partial = path.with_suffix(".partial")
-    torch.save(content, partial)
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
+    with files.replacing(path, durable=True) as partial:
+        torch.save(content, partial)
     marker = path.with_suffix(".lasting")
     if lasting:
         marker.touch()
@@ -90,14 +87,14 @@ def load(path: Path) -> Checkpoint:
     except Exception as error:  # a damaged file can fail in any way
         reason = str(error).partition("\n")[0]
         raise CheckpointError(
-            f"{path} is damaged or no checkpoint of a training run ({reason})."
+            f"{path} is damaged or not a checkpoint of a training run ({reason})."
         ) from error
 
 
 def newest(folder: Path) -> tuple[Path, Checkpoint] | None:
     """The newest checkpoint that can be read; None where there is none at all.
 
-    Damaged ones after it are renamed, so that nothing takes them for checkpoints again.
+    Damaged ones after it are renamed, so that they are not read again.
 
     Raises:
         CheckpointError: there are some, and all are damaged.
@@ -130,7 +127,7 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_random(state: dict[str, Tensor], device: torch.device) -> None:
-    """Draw from where `random_state` was taken."""
+    """Restore what `random_state` returned."""
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from eventful.errors import CheckpointError, ConfigError
-from eventful.models.layouts import LayoutReport
+from eventful.models.key_formats import KeyReport
 from eventful.models.loading import load_model, load_weights
-from eventful.models.vitdet import HeadConfig, ViTDet, ViTDetConfig
+from eventful.models.vitdet import Detections, HeadConfig, ViTDet, ViTDetConfig
 from eventful.paper.data import Box, VideoSet, open_dataset
 from eventful.paper.data.problems import OnProblem, stop
-from eventful.paper.evaluate.metrics import Detections, coco_map50, fgfa_map50
-from eventful.paper.train.engine import Habits, Moment, Trainer
+from eventful.paper.evaluate.metrics import COCO_LIBRARY, coco_map50, fgfa_map50
+from eventful.paper.train.engine import LoopOptions, StepProgress, Trainer
 from eventful.paper.train.export import save_model
 from eventful.paper.train.frames import (
     Augment,
@@ -30,6 +30,7 @@ from eventful.paper.train.frames import (
 )
 from eventful.paper.train.processes import Processes
 from eventful.paper.train.recipes import VID, Recipe
+from eventful.surgery import libraries
 
 Frozen = Literal["nothing", "backbone"]
 Heads = Literal["same", "faster"]
@@ -79,7 +80,7 @@ class DetectorPlan:
             raise ConfigError(f"heads is 'same' or 'faster', not {self.heads!r}.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON; without the place of the data, which may move."""
+        """As values for JSON; without the path of the data, which may change."""
         return {key: value for key, value in asdict(self).items() if key != "data"}
 
 
@@ -102,11 +103,11 @@ def start_from(
     size: int | None = None,
     drop_path: float = 0.0,
     heads: Heads = "same",
-) -> tuple[ViTDet, LayoutReport]:
+) -> tuple[ViTDet, KeyReport]:
     """The detector of a file with heads for `classes` classes.
 
-    Layers of another number of classes start anew; the report says which. A mask head would have to
-    as well, and there is no loss to teach it: then the detector does without.
+    Layers with another number of classes are initialised randomly; the report names them. A mask
+    head would need that as well, but has no loss to train it, so it is removed.
     """
     overrides: dict[str, Any] = {"drop_path": drop_path}
     known = load_model(weights, **overrides, **({} if size is None else {"size": size}))
@@ -138,7 +139,7 @@ def faster_rcnn(config: ViTDetConfig) -> ViTDetConfig:
 def parameter_groups(model: ViTDet, layer_decay: float) -> list[dict[str, Any]]:
     """Parameters to train by their depth, with the share of the learning rate of each.
 
-    The embedding is layer 0, block i layer i + 1, and all behind the backbone the last.
+    The embedding is layer 0, block i is layer i + 1, and everything after the backbone is the last.
     """
     last = len(model.backbone.blocks) + 1
     layers: dict[int, list[nn.Parameter]] = {}
@@ -159,7 +160,7 @@ def _layer(name: str, last: int) -> int:
 
 
 def freeze(model: ViTDet, what: Frozen) -> None:
-    """Take parameters out of training; the mask head, which has no loss, always."""
+    """Freeze parameters; the mask head, which has no loss, is always frozen."""
     if model.heads.mask is not None:
         model.heads.mask.requires_grad_(False)
     if what == "backbone":
@@ -167,10 +168,10 @@ def freeze(model: ViTDet, what: Frozen) -> None:
 
 
 def training_frames(plan: DetectorPlan, on_problem: OnProblem = stop) -> tuple[VideoSet, list[Any]]:
-    """The training split, and the frames chosen of it and of the further splits."""
+    """The training split, and the frames selected from it and from the further splits."""
     videos = open_dataset(plan.data, plan.split, on_problem=on_problem)
     if videos.task != "detection":
-        raise ConfigError(f"{plan.data} is {videos.layout}, which has no boxes to train on.")
+        raise ConfigError(f"{plan.data} is {videos.format}, which has no boxes to train on.")
     frames = spread_frames(videos, plan.frames_per_video)
     for split in plan.also:
         more = open_dataset(plan.data, split, on_problem=on_problem)
@@ -187,13 +188,13 @@ def train_detector(
     processes: Processes,
     *,
     recipe: Recipe = VID,
-    habits: Habits | None = None,
+    options: LoopOptions | None = None,
     on_problem: OnProblem = stop,
-    tell: Callable[[Moment], None] = lambda _: None,
+    on_step: Callable[[StepProgress], None] = lambda _: None,
 ) -> ViTDet:
-    """Fine-tune, and write `model.safetensors` into the folder; goes on where it was stopped."""
+    """Fine-tune, and write `model.safetensors` into the folder; resumes an interrupted run."""
     videos, frames = training_frames(plan, on_problem)
-    torch.manual_seed(recipe.seed)  # the layers that start anew
+    torch.manual_seed(recipe.seed)  # for the layers initialised randomly
     model, report = start_from(
         weights,
         len(videos.classes),
@@ -218,8 +219,8 @@ def train_detector(
             "anew": sorted({*report.missing, *report.mismatched}),
         },
         validate=_validation(model, plan, processes, on_problem),
-        habits=habits,
-        tell=tell,
+        options=options,
+        on_step=on_step,
     )
     position = trainer.fit()
     if processes.first and position.epoch == recipe.epochs:
@@ -232,27 +233,27 @@ def _validation(
 ) -> Callable[[], dict[str, float]] | None:
     if plan.val_split is None:
         return None
+    libraries.load(COCO_LIBRARY)  # raise now, not at the first validation
     videos = open_dataset(plan.data, plan.val_split, on_problem=on_problem)
     return lambda: score_dense(model, videos, processes, plan.val_frames)
 
 
 @torch.no_grad()
 def score_dense(
-    model: ViTDet, videos: VideoSet, processes: Processes, most: int | None = None
+    model: ViTDet, videos: VideoSet, processes: Processes, limit: int | None = None
 ) -> dict[str, float]:
-    """mAP50 of the dense model on frames of each video, shared out among the processes.
+    """mAP50 of the dense model on frames of each video, divided among the processes.
 
-    A look while training; `eventful evaluate` is the way to the numbers of a paper.
+    For monitoring; use `eventful evaluate` for numbers to publish.
     """
-    frames = spread_frames(videos, most)
+    frames = spread_frames(videos, limit)
     mine: list[tuple[int, Detections, Sequence[Box]]] = []
     for number in range(processes.rank, len(frames), processes.world):
         video, position = frames[number]
         frame = video.frame(position)
         pixels, placement = model.prepare(frame.pixels)
         (found,) = model(pixels, [placement])
-        kept = Detections(found.boxes.cpu(), found.scores.cpu(), found.labels.cpu())
-        mine.append((number, kept, frame.boxes))
+        mine.append((number, found.boxes_on_cpu(), frame.boxes))
     every = sorted(
         (entry for part in processes.gather(mine) for entry in part), key=lambda entry: entry[0]
     )

@@ -1,4 +1,4 @@
-"""The loop: batches in, losses down, checkpoints out; stopped anywhere, it goes on as if not."""
+"""The training loop with checkpoints; an interrupted run resumes exactly where it stopped."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from eventful import files
 from eventful.errors import CheckpointError, ConfigError, NonFiniteError
 from eventful.paper.train import checkpoints
 from eventful.paper.train.checkpoints import Checkpoint, Position
@@ -25,8 +26,8 @@ Validate = Callable[[], dict[str, float]]
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What is told after every step."""
+class StepProgress:
+    """What `on_step` receives after every step."""
 
     step: int
     steps: int
@@ -35,15 +36,15 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Habits:
-    """What a run does beside learning; nothing here changes its weights.
+class LoopOptions:
+    """Options of the loop that do not change the trained weights.
 
     Attributes:
         save_every: steps between checkpoints, besides those at the end of every epoch.
         keep: checkpoints within epochs to keep.
-        log_every: steps between lines of the journal.
+        log_every: steps between logged scalars.
         workers: processes that prepare samples.
-        stop_after: steps after which to stop as if killed; None for the end.
+        stop_after: stop after this step as if killed, for tests; None to train to the end.
     """
 
     save_every: int | None = None
@@ -56,15 +57,15 @@ class Habits:
 class Trainer:
     """One run in one folder.
 
-    A folder that holds checkpoints is gone on with: on the CPU, the weights at the end are then
-    the same, bit for bit, as without the stop.
+    Resumes from the checkpoints of the folder. On the CPU the final weights are then bit for bit
+    those of a run without interruption.
 
     Args:
         objective: its forward takes a batch and returns losses by name, to be added up.
         groups: parameters to train, in groups with their share `scale` of the learning rate.
-        about: what shapes the run besides the recipe; a run goes on only where it is the same.
+        about: settings besides the recipe; a run resumes only if they are equal.
         validate: scores after each epoch, called in every process.
-        tell: called after every step in the first process.
+        on_step: called after every step in the first process.
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class Trainer:
         groups: Groups | None = None,
         about: dict[str, Any] | None = None,
         validate: Validate | None = None,
-        habits: Habits | None = None,
-        tell: Callable[[Moment], None] = lambda _: None,
+        options: LoopOptions | None = None,
+        on_step: Callable[[StepProgress], None] = lambda _: None,
     ) -> None:
         if recipe.batch % processes.world:
             raise ConfigError(
@@ -90,15 +91,15 @@ class Trainer:
         if not len(data):
             raise ConfigError("There is nothing to train on: the dataset is empty.")
         self.recipe, self.folder, self.processes = recipe, folder, processes
-        self.habits, self.data = habits or Habits(), data
-        self.validate, self.tell = validate, tell
-        # By way of JSON, so that it compares equal to what a checkpoint gives back.
+        self.options, self.data = options or LoopOptions(), data
+        self.validate, self.on_step = validate, on_step
+        # Through JSON, so that it compares equal to the content of a checkpoint.
         self.about = json.loads(json.dumps({"recipe": recipe.to_dict(), **(about or {})}))
         self.objective = objective.to(processes.device)
         self.optimizer = self._optimizer(groups)
         half = recipe.precision == "float16"
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=half)
-        self.batches, self.sampler = loader(data, recipe, processes, collate, self.habits.workers)
+        self.batches, self.sampler = loader(data, recipe, processes, collate, self.options.workers)
         self.position = Position()
 
     def _optimizer(self, groups: Groups | None) -> torch.optim.Optimizer:
@@ -119,8 +120,7 @@ class Trainer:
         self._resume()
         journal = Journal(self.folder, self.position.step) if self.processes.first else None
         if self.processes.first:
-            settings = json.dumps(self.about, indent=1) + "\n"
-            (self.folder / "settings.json").write_text(settings)
+            files.write_json(self.folder / "settings.json", self.about)
         module = self._parallel()
         try:
             self._catch_up(journal)
@@ -141,26 +141,26 @@ class Trainer:
         )
 
     def _epoch(self, module: nn.Module, epoch: int, journal: Journal | None) -> bool:
-        """One epoch, or what is left of it; False where the run is to stop."""
+        """One epoch, or the rest of it; False if the run must stop."""
         self.data.epoch = epoch
         self.sampler.set_epoch(epoch)
         self.sampler.done = self.position.samples
         self.objective.train()
-        habits = self.habits
+        options = self.options
         for batch in self.batches:
             losses = self._step(module, batch, epoch)
             step = self.position.step + 1
             self.position = Position(step, epoch, self.position.samples + self.recipe.batch)
-            if step % habits.log_every == 0 or step == self.steps:
+            if step % options.log_every == 0 or step == self.steps:
                 values = self._shared(losses)
                 if journal is not None:
                     rate = self.optimizer.param_groups[-1]["lr"]
                     journal.write(step, epoch, {**_named(values, "train"), "train/lr": rate})
             if self.processes.first:
-                self.tell(Moment(step, self.steps, epoch, float(sum(losses.values()))))
-            if habits.save_every and step % habits.save_every == 0:
+                self.on_step(StepProgress(step, self.steps, epoch, float(sum(losses.values()))))
+            if options.save_every and step % options.save_every == 0:
                 self._save(lasting=False)
-            if habits.stop_after is not None and step >= habits.stop_after:
+            if options.stop_after is not None and step >= options.stop_after:
                 return False
         self.position = Position(self.position.step, epoch + 1, 0)
         self._finish(epoch, journal)
@@ -197,12 +197,12 @@ class Trainer:
         return {**named, "loss": float(values.sum())}
 
     def _finish(self, epoch: int, journal: Journal | None) -> None:
-        """The end of an epoch: a checkpoint and scores. Neither draws on the run's chance."""
+        """Write a checkpoint and score, without changing the random state of the run."""
         self._save(lasting=True)
         self._score(epoch, journal)
 
     def _catch_up(self, journal: Journal | None) -> None:
-        """Scores of an epoch that was saved, and stopped before it was scored."""
+        """Score an epoch whose checkpoint was written before the run was interrupted."""
         step, epoch = self.position.step, self.position.epoch
         if epoch and not self.position.samples:
             scored = journal is not None and journal.holds(step, "val/")
@@ -232,17 +232,17 @@ class Trainer:
                 self.about,
             )
             checkpoints.save(
-                content, self.folder / "checkpoints", keep=self.habits.keep, lasting=lasting
+                content, self.folder / "checkpoints", keep=self.options.keep, lasting=lasting
             )
         self.processes.wait()
 
     def _resume(self) -> None:
-        # The first process chooses: each for itself, they could come to different ones.
+        # The first process chooses; the others might find another checkpoint.
         chosen, problem = None, None
         if self.processes.first:
             try:
                 chosen = checkpoints.newest(self.folder / "checkpoints")
-            except CheckpointError as error:  # the others must hear of it, too
+            except CheckpointError as error:  # raised in all processes below
                 problem = error
         path, problem = self.processes.gather((chosen and chosen[0], problem))[0]
         if problem is not None:
@@ -265,7 +265,7 @@ class Trainer:
 
 
 def _differences(there: Any, here: Any, name: str = "") -> list[str]:
-    """Which settings of two runs are not the same, and what they are."""
+    """The settings in which two runs differ, with both values."""
     if isinstance(there, dict) and isinstance(here, dict):
         keys = sorted({*there, *here})
         parts = (_differences(there.get(k), here.get(k), f"{name}.{k}".strip(".")) for k in keys)
@@ -280,7 +280,7 @@ def _named(values: dict[str, float], split: str) -> dict[str, float]:
 
 
 def _moved(batch: Any, device: torch.device) -> Any:
-    """A batch on a device: tensors, and whatever else knows how to go there."""
+    """A batch on a device: everything in it that has a method `to`."""
     if hasattr(batch, "to"):
         return batch.to(device)
     if isinstance(batch, list | tuple):

@@ -1,4 +1,4 @@
-"""Frames to train a detector on: which of a dataset, and how one becomes pixels and a target."""
+"""Frames to train a detector on: selection, augmentation, pixels and targets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from eventful.paper.train.samples import chance
 
 @dataclass(frozen=True)
 class Augment:
-    """What may happen to a frame in training.
+    """Augmentation of training frames.
 
     Attributes:
         flip: probability of mirroring it.
@@ -65,8 +65,8 @@ class FrameExamples:
     Args:
         frames: (video, position) of each.
         short: length of a frame's short edge, as in `eventful.models.vitdet.prepare`.
-        on_problem: told of a frame that cannot be read. If it does not raise, the next frame of
-            the list takes its place.
+        on_problem: called for a frame that cannot be read. If it does not raise, the next frame
+            of the list is used instead.
     """
 
     def __init__(
@@ -138,17 +138,17 @@ def collate(examples: Sequence[Example]) -> Batch:
     return Batch(torch.stack(pixels), targets, placements)
 
 
-def spread_frames(videos: VideoSet, most: int | None) -> list[tuple[Video, int]]:
-    """At most `most` frames of every video, evenly; None takes all."""
+def spread_frames(videos: VideoSet, limit: int | None) -> list[tuple[Video, int]]:
+    """At most `limit` frames of every video, evenly; None takes all."""
     chosen = []
     for video in videos:
-        count = min(len(video), most or len(video))
+        count = min(len(video), limit or len(video))
         chosen += [(video, k * len(video) // count) for k in range(count)]
     return chosen
 
 
-def at_most_per_class(videos: VideoSet, most: int) -> VideoSet:
-    """Videos, in their order, as long as one of their classes has been seen less than `most` times.
+def at_most_per_class(videos: VideoSet, limit: int) -> VideoSet:
+    """The videos, in order, that show a class of which fewer than `limit` came before.
 
     Reads the annotations of every first frame.
     """
@@ -157,7 +157,7 @@ def at_most_per_class(videos: VideoSet, most: int) -> VideoSet:
     for video in videos:
         shown = video.boxes[0] if video.boxes is not None else ()
         labels = {box.label for box in shown if not box.ignore}
-        if any(seen[label] < most for label in labels):
+        if any(seen[label] < limit for label in labels):
             seen.update(labels)
             kept.append(video)
     return replace(videos, videos=tuple(kept))

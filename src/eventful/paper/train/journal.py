@@ -1,4 +1,4 @@
-"""What a run says of itself: every scalar as a line of a CSV file, and to TensorBoard if there."""
+"""Scalars of a run as rows of a CSV file, and in TensorBoard if it is installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Journal:
     """Scalars of one run, `scalars.csv` and `tensorboard/` in its folder.
 
     Args:
-        step: the step the run goes on from; what an earlier attempt wrote after it is dropped.
+        step: the step the run resumes from; later rows of the file are dropped.
     """
 
     def __init__(self, folder: Path, step: int = 0) -> None:
@@ -35,7 +35,7 @@ class Journal:
         self._board = _board(folder / "tensorboard", step)
 
     def write(self, step: int, epoch: int, values: dict[str, float]) -> None:
-        """Note scalars after a step."""
+        """Log scalars of a step."""
         for name, value in values.items():
             row = {"step": step, "epoch": epoch, "name": name, "value": repr(float(value))}
             self._rows.writerow(row)
@@ -44,11 +44,11 @@ class Journal:
         self._file.flush()
 
     def holds(self, step: int, prefix: str) -> bool:
-        """Whether an earlier attempt noted something of this kind after a step."""
+        """Whether a row of this step has a name that begins so."""
         return any(at == step and name.startswith(prefix) for at, name in self._held)
 
     def close(self) -> None:
-        """End the files."""
+        """Close the files."""
         self._file.close()
         if self._board is not None:
             self._board.close()
@@ -63,7 +63,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def _board(folder: Path, step: int) -> Any:
-    """TensorBoard's writer, or None where it is not installed: nobody should miss a run for it."""
+    """TensorBoard's writer; None if it is not installed, since it is optional."""
     if importlib.util.find_spec("tensorboard") is None:
         return None
     from torch.utils.tensorboard import SummaryWriter

@@ -14,12 +14,14 @@ from torch import distributed
 
 from eventful.errors import ConfigError
 
-_PATIENCE = timedelta(hours=6)  # others wait while one of them is slow on its share of the data
+_TIMEOUT = timedelta(
+    hours=6
+)  # timeout of a collective: one process may need long for its share of the data
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of the run.
+    """This process and its place among those of the run.
 
     Attributes:
         rank: from 0; number 0 writes files.
@@ -33,11 +35,11 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes."""
+        """Whether this process writes files."""
         return self.rank == 0
 
     def gather(self, mine: Any) -> list[Any]:
-        """What every process passes, in the order of their ranks."""
+        """The values of all processes, in the order of their ranks."""
         if self.world == 1:
             return [mine]
         everyone: list[Any] = [None] * self.world
@@ -45,7 +47,7 @@ class Processes:
         return everyone
 
     def wait(self) -> None:
-        """Go on when all of them have come here."""
+        """Wait until all processes have reached this point."""
         if self.world > 1:
             distributed.barrier()
 
@@ -72,7 +74,7 @@ def joined(device: str = "cpu") -> Iterator[Processes]:
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(place)
     backend = "nccl" if place.type == "cuda" else "gloo"
-    distributed.init_process_group(backend, timeout=_PATIENCE)
+    distributed.init_process_group(backend, timeout=_TIMEOUT)
     try:
         yield Processes(distributed.get_rank(), distributed.get_world_size(), place)
     finally:

@@ -1,4 +1,4 @@
-"""How long, how fast and with what: the published training settings, by name."""
+"""The published training settings, by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Recipe:
         warmup: steps over which the rate rises from nothing.
         decay_epochs: epochs, from 0, at whose start the rate is multiplied by `decay`.
         layer_decay: factor on the rate from each block of a backbone to the one before it.
-        clip: longest the gradient may be; None leaves it as it is.
+        clip: largest norm of the gradient; None for no clipping.
         dropout: ahead of the classifier.
         precision: what the forward pass computes in; the weights stay float32.
         seed: of the order of the samples, their augmentation and dropout.
@@ -55,12 +55,12 @@ class Recipe:
             raise ConfigError(f"precision is one of {', '.join(get_args(Precision))}.")
 
     def rate(self, step: int, epoch: int) -> float:
-        """The share of `lr` in force at a step, counted from 0."""
+        """The factor on `lr` at a step, counted from 0."""
         rise = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         return rise * self.decay ** sum(epoch >= start for start in self.decay_epochs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """As values for JSON."""
         return {**asdict(self), "decay_epochs": list(self.decay_epochs)}
 
 

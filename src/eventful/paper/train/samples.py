@@ -1,4 +1,4 @@
-"""Which samples a process sees, in which order; the same however often a run was stopped."""
+"""Which samples a process gets, in which order; interruptions do not change it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Samples(Protocol):
 
 
 class Resumable(DistributedSampler[Any]):
-    """torch's DistributedSampler, from a place in the epoch on.
+    """torch's DistributedSampler, starting in the middle of an epoch.
 
     Process r of w takes every w-th sample of one shuffled order, so the steps of w processes see
     the same batches as those of one.
@@ -50,7 +50,7 @@ def loader(
     collate: Callable[[Sequence[Any]], Any],
     workers: int,
 ) -> tuple[DataLoader[Any], Resumable]:
-    """Batches of this process's samples; `recipe.batch` is shared out among the processes."""
+    """Batches of this process's samples; `recipe.batch` is divided among the processes."""
     sampler = Resumable(data, recipe, processes)  # type: ignore[arg-type]
     batches: DataLoader[Any] = DataLoader(
         data,  # type: ignore[arg-type]

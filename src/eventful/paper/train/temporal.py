@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from eventful import files
 from eventful.config import Config
 from eventful.errors import CheckpointError, ConfigError
 from eventful.models.loading import load_model
@@ -19,7 +19,7 @@ from eventful.models.vivit import ViViT
 from eventful.paper.data import EPIC_VIEWS, VideoSet, ViewPlan, open_dataset
 from eventful.paper.data.problems import OnProblem, stop
 from eventful.paper.evaluate.metrics import RecognitionScore, average_views, top_k
-from eventful.paper.train.engine import Habits, Moment, Trainer
+from eventful.paper.train.engine import LoopOptions, StepProgress, Trainer
 from eventful.paper.train.export import save_model
 from eventful.paper.train.processes import Processes
 from eventful.paper.train.recipes import EPIC, Recipe
@@ -40,7 +40,7 @@ class TemporalPlan:
         cache: folder for the vectors of the spatial model.
         r: tokens updated per step; None keeps the spatial model dense.
         preset: the update rule.
-        train_views: views of a training video, of which every epoch takes one by chance.
+        train_views: views of a training video, of which every epoch draws one.
         val_views: views of a validation video, averaged.
         budgets: shares of `r` to score at when trained.
     """
@@ -70,7 +70,7 @@ class TemporalPlan:
 
 
 class TemporalObjective(nn.Module):
-    """The part of ViViT that learns, with its loss as the forward pass."""
+    """The trained part of ViViT; its forward pass returns the loss."""
 
     def __init__(self, model: ViViT, dropout: float) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class TemporalObjective(nn.Module):
 
 
 class VectorExamples:
-    """Cached videos; every epoch takes one view of each, by chance."""
+    """Cached videos; every epoch draws one view of each."""
 
     def __init__(self, cached: Sequence[Cached], views: int, seed: int) -> None:
         self.cached, self.views, self.seed, self.epoch = cached, views, seed, 0
@@ -133,7 +133,7 @@ def score_vectors(
 
 @dataclass(frozen=True)
 class TemporalResult:
-    """A tuned model and how good it is at each budget.
+    """A tuned model and its scores at each budget.
 
     Attributes:
         scores: for each share of r: r, and top-1 and top-5; before and after tuning.
@@ -145,14 +145,14 @@ class TemporalResult:
     skipped: list[str]
 
 
-Tell = Callable[[str, int, int], None]
+OnCached = Callable[[str, int, int], None]
 
 
 class TemporalTuning:
     """The paper's protocol on one dataset: cache, tune, score at several budgets.
 
     Args:
-        tell: called with what is being cached, videos done and videos to do.
+        on_cached: called with what is being cached, videos done and videos to do.
     """
 
     def __init__(
@@ -163,14 +163,19 @@ class TemporalTuning:
         *,
         workers: int = 2,
         on_problem: OnProblem = stop,
-        tell: Tell = lambda what, done, count: None,
+        on_cached: OnCached = lambda what, done, count: None,
     ) -> None:
         model = load_model(weights)
         if not isinstance(model, ViViT):
             raise CheckpointError(
                 f"{weights} holds a {type(model).__name__}; give the weights of a ViViT."
             )
-        self.plan, self.processes, self.workers, self.tell = plan, processes, workers, tell
+        self.plan, self.processes, self.workers, self.on_cached = (
+            plan,
+            processes,
+            workers,
+            on_cached,
+        )
         self.model = model
         self.train_videos = self._open(plan.train_split, on_problem)
         self.val_videos = self._open(plan.val_split, on_problem)
@@ -179,10 +184,10 @@ class TemporalTuning:
     def _open(self, split: str, on_problem: OnProblem) -> VideoSet:
         videos = open_dataset(self.plan.data, split, on_problem=on_problem)
         if videos.task != "action":
-            raise ConfigError(f"{self.plan.data} is {videos.layout}, which names no actions.")
+            raise ConfigError(f"{self.plan.data} is {videos.format}, which has no action labels.")
         if len(videos.classes) > self.model.config.classes:
             raise ConfigError(
-                f"{videos.layout} has {len(videos.classes)} classes, the model "
+                f"{videos.format} has {len(videos.classes)} classes, the model "
                 f"{self.model.config.classes}: give the weights of this dataset."
             )
         return videos
@@ -197,7 +202,7 @@ class TemporalTuning:
             videos,
             self.processes,
             workers=self.workers,
-            tell=lambda done, count: self.tell(what, done, count),
+            on_video=lambda done, count: self.on_cached(what, done, count),
         )
         self.skipped += [line for line in cache.skipped() if line not in self.skipped]
         return cached
@@ -206,10 +211,10 @@ class TemporalTuning:
         self,
         folder: Path,
         recipe: Recipe = EPIC,
-        habits: Habits | None = None,
-        told: Callable[[Moment], None] = lambda _: None,
+        options: LoopOptions | None = None,
+        on_step: Callable[[StepProgress], None] = lambda _: None,
     ) -> TemporalResult:
-        """Train, score, and write `model.safetensors` and `scores.json`; goes on if stopped."""
+        """Train or resume, score, and write `model.safetensors` and `scores.json`."""
         plan, processes = self.plan, self.processes
         train = self.vectors(self.train_videos, plan.train_views)
         val = self.vectors(self.val_videos, plan.val_views)
@@ -229,9 +234,9 @@ class TemporalTuning:
                 "videos": [len(train), len(val)],
                 "views": [len(plan.train_views), len(plan.val_views)],
             },
-            validate=lambda: _plain(score_vectors(objective, val, len(plan.val_views), processes)),
-            habits=habits,
-            tell=told,
+            validate=lambda: _shares(score_vectors(objective, val, len(plan.val_views), processes)),
+            options=options,
+            on_step=on_step,
         )
         position = trainer.fit()
         if position.epoch < recipe.epochs:
@@ -239,7 +244,7 @@ class TemporalTuning:
         scores += [self._scored(objective, share, "after", val) for share in shares]
         if processes.first:
             save_model(self.model, folder / "model.safetensors")
-            (folder / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
+            files.write_json(folder / "scores.json", scores)
         return TemporalResult(self.model.eval(), scores, self.skipped)
 
     def _scored(
@@ -249,10 +254,10 @@ class TemporalTuning:
         cached = val if share == 1.0 else self.vectors(self.val_videos, views, share)
         score = score_vectors(objective, cached, len(views), self.processes)
         r = None if self.plan.r is None else self.plan.budget(share)
-        return {"tuning": when, "share": share, "r": r, **_plain(score), "videos": score.videos}
+        return {"tuning": when, "share": share, "r": r, **_shares(score), "videos": score.videos}
 
 
-def _plain(score: RecognitionScore) -> dict[str, float]:
+def _shares(score: RecognitionScore) -> dict[str, float]:
     return {"top1": score.top1, "top5": score.top5}
 
 
@@ -261,7 +266,7 @@ def _r(config: Config) -> int:
     return config.policy.r
 
 
-def views_of(model: ViViT, layout: str) -> ViewPlan:
+def views_of(model: ViViT, data_format: str) -> ViewPlan:
     """The paper's views of a dataset at the size of a model."""
-    stride = 2 if layout == "kinetics" else 1
+    stride = 2 if data_format == "kinetics" else 1
     return replace(EPIC_VIEWS, frames=model.config.frames, stride=stride, size=model.config.size)

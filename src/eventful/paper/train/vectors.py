@@ -1,12 +1,11 @@
 """The frozen spatial model's outputs on disk: one file per video, one tensor per view.
 
-The spatial model does not learn, so what it makes of a view is computed once. A cache belongs to
-its weights, its update rule and the views; a stopped run goes on with the videos that are left.
+The spatial model is frozen, so its output for a view is computed once. A cache belongs to its
+weights, its update rule and the views; an interrupted run resumes with the missing videos.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eventful import files
 from eventful.config import Config
 from eventful.errors import ConfigError, DamagedMediaError, MissingFileError
 from eventful.models.vivit import ViViT, prepare, spatial_vectors, steps
@@ -30,18 +30,19 @@ _PER_FOLDER = 1000
 
 
 def weights_digest(module: nn.Module) -> str:
-    """A short name for the values of a module's weights."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        plain = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-        digest.update(plain.numpy().tobytes())
-    return digest.hexdigest()[:16]
+    """A short digest of a module's weights."""
+
+    def parts() -> Iterator[str | memoryview]:
+        for name, tensor in sorted(module.state_dict().items()):
+            yield f"{name} {tuple(tensor.shape)} {tensor.dtype}"
+            yield tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+
+    return files.digest(parts())[:16]
 
 
 @dataclass(frozen=True)
 class Cached:
-    """One video of a cache: where its vectors lie, and its label."""
+    """One video of a cache: the file of its vectors, and its label."""
 
     path: Path
     name: str
@@ -65,7 +66,7 @@ class VectorCache:
 
     Args:
         config: the update rule; None is the dense model.
-        dtype: what the vectors are kept in.
+        dtype: of the stored vectors.
     """
 
     def __init__(
@@ -96,16 +97,16 @@ class VectorCache:
         processes: Processes,
         *,
         workers: int = 2,
-        tell: Callable[[int, int], None] = lambda done, count: None,
+        on_video: Callable[[int, int], None] = lambda done, count: None,
     ) -> list[Cached]:
-        """Compute what is not there yet, this process's share of it, and list all that is there.
+        """Compute this process's share of the missing vectors, then list all cached videos.
 
         A damaged or missing video is noted in a file ending in `.skipped`, and left out; remove
         the file to try it again.
 
         Args:
             workers: threads that decode ahead.
-            tell: called with videos done and videos to do, of this process.
+            on_video: called with videos done and videos to do, of this process.
         """
         self._claim(videos, processes)
         missing = [
@@ -121,7 +122,7 @@ class VectorCache:
             except (DamagedMediaError, MissingFileError) as error:
                 self._skip(number).parent.mkdir(parents=True, exist_ok=True)
                 self._skip(number).write_text(f"{video.name}: {error}\n")
-            tell(done, len(mine))
+            on_video(done, len(mine))
         processes.wait()
         return [
             Cached(self._path(number), video.name, _label(video))
@@ -131,15 +132,11 @@ class VectorCache:
 
     def _claim(self, videos: VideoSet, processes: Processes) -> None:
         """Refuse a folder that holds vectors of something else."""
-        names = hashlib.sha256("\n".join(video.name for video in videos).encode())
-        about = {**self.about, "split": videos.split, "videos": names.hexdigest()[:16]}
+        names = files.digest(["\n".join(video.name for video in videos)])
+        about = {**self.about, "split": videos.split, "videos": names[:16]}
         path = self.folder / "about.json"
-        if processes.first:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if not path.exists():
-                partial = path.with_suffix(".partial")
-                partial.write_text(json.dumps(about, indent=1) + "\n")
-                partial.replace(path)
+        if processes.first and not path.exists():
+            files.write_json(path, about)
         processes.wait()
         there = json.loads(path.read_text())
         if there != json.loads(json.dumps(about)):
@@ -152,7 +149,7 @@ class VectorCache:
     def _decoded(
         self, todo: Sequence[tuple[int, Video]], workers: int
     ) -> Iterator[tuple[int, Video, Future[Tensor]]]:
-        """Videos with their pixels, decoded ahead by a few: views are large."""
+        """Videos with their pixels; only a few are decoded ahead, because views are large."""
         with ThreadPoolExecutor(max(1, workers)) as pool:
             left = iter(todo)
 
@@ -170,7 +167,7 @@ class VectorCache:
         return torch.cat(views)
 
     def _runner(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """Views in, vectors (V, steps, D) out: through a stream that sees all views in lockstep."""
+        """Views in, vectors (V, steps, D) out: through a stream that steps all views together."""
         spatial = self.model.spatial.eval().to(device)
         tubelet = self.model.config.tubelet
         if self.config is None:
@@ -191,9 +188,9 @@ class VectorCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = vectors.to("cpu", self.dtype)
         tensors = {_view(i): view.contiguous().clone() for i, view in enumerate(kept)}
-        partial = path.with_suffix(".partial")
-        save_file(tensors, str(partial), metadata={"name": video.name, "label": str(video.label)})
-        partial.replace(path)
+        metadata = {"name": video.name, "label": str(video.label)}
+        with files.replacing(path) as partial:
+            save_file(tensors, str(partial), metadata=metadata)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number // _PER_FOLDER:04d}" / f"{number:07d}.safetensors"
@@ -217,9 +214,8 @@ def _label(video: Video) -> int:
 
 
 def vector_folder(root: Path, split: str, config: Config | None) -> Path:
-    """Where the vectors of a split under an update rule lie below the folder of all caches."""
+    """The folder for the vectors of a split under an update rule."""
     if config is None:
         return root / split / "dense"
     text: dict[str, Any] = config.to_dict()
-    digest = hashlib.sha256(json.dumps(text, sort_keys=True).encode()).hexdigest()[:10]
-    return root / split / digest
+    return root / split / files.digest([json.dumps(text, sort_keys=True)])[:10]

@@ -1,4 +1,4 @@
-"""Key layouts of published checkpoints, and the names their tensors have here."""
+"""Key formats of published checkpoints, and the names their tensors have here."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Rename = str | Callable[[re.Match[str]], str]
 
 
 @dataclass(frozen=True)
-class Layout:
+class KeyFormat:
     """How one family of files names its tensors.
 
     Attributes:
         model: what the tensors make up: `vitdet`, `vitdet-backbone` or `vivit`.
-        about: the files meant.
+        about: description of the files.
         rules: patterns of whole keys and their names here; the first that fits counts.
         unneeded: patterns of keys that are known and not used, with the reason.
-        mark: a key that tells the layout, as a pattern.
+        mark: pattern of a key that only this format has.
     """
 
     model: str
@@ -32,32 +32,32 @@ class Layout:
     unneeded: tuple[tuple[str, str], ...] = ()
 
     def rename(self, key: str) -> str | None:
-        """The name of a key here; None where the layout does not know it."""
+        """The name of a key here; None if the format has no rule for it."""
         for pattern, name in self.rules:
             found = re.fullmatch(pattern, key)
             if found:
                 return name(found) if callable(name) else found.expand(name)
         return None
 
-    def excuse(self, key: str) -> str | None:
+    def reason_unneeded(self, key: str) -> str | None:
         """Why a known key is not used; None where it is not known."""
         reasons = (why for pattern, why in self.unneeded if re.fullmatch(pattern, key))
         return next(reasons, None)
 
 
 @dataclass(frozen=True)
-class LayoutReport:
-    """What became of the keys of a file.
+class KeyReport:
+    """How the keys of a file were used.
 
     Attributes:
         used: name in the file -> name here.
         unneeded: name in the file -> why it is known and not used.
-        unexpected: names in the file that nothing is known of.
+        unexpected: names in the file without a rule.
         missing: names here that nothing in the file fills.
         mismatched: name here -> the two shapes that differ.
     """
 
-    layout: str
+    format: str
     used: Mapping[str, str] = field(default_factory=dict)
     unneeded: Mapping[str, str] = field(default_factory=dict)
     unexpected: tuple[str, ...] = ()
@@ -65,12 +65,17 @@ class LayoutReport:
     mismatched: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def layout(self) -> str:
+        """Old name of `format`."""
+        return self.format
+
+    @property
     def complete(self) -> bool:
         """Whether file and model fit each other with nothing left over on either side."""
         return not (self.unexpected or self.missing or self.mismatched)
 
     def __str__(self) -> str:
-        lines = [f"layout {self.layout}: {len(self.used)} tensors used"]
+        lines = [f"format {self.format}: {len(self.used)} tensors used"]
         lines += [f"not needed: {key} ({why})" for key, why in self.unneeded.items()]
         lines += [f"unexpected in the file: {key}" for key in self.unexpected]
         lines += [f"missing from the file: {key}" for key in self.missing]
@@ -78,9 +83,9 @@ class LayoutReport:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, object]:
-        """Plain data, for JSON."""
+        """As values for JSON."""
         return {
-            "layout": self.layout,
+            "layout": self.format,
             "complete": self.complete,
             "used": dict(self.used),
             "unneeded": dict(self.unneeded),
@@ -188,21 +193,21 @@ def _vivit_rules() -> tuple[tuple[str, Rename], ...]:
     return tuple(rules)
 
 
-LAYOUTS: dict[str, Layout] = {
-    "detectron2": Layout(
+KEY_FORMATS: dict[str, KeyFormat] = {
+    "detectron2": KeyFormat(
         "vitdet",
         "detectron2's ViTDet: COCO Cascade Mask R-CNN, and the paper's VID Faster R-CNN",
         _DETECTRON_BACKBONE + _DETECTRON_HEADS,
         r"backbone\.net\.patch_embed\.proj\.weight",
         _DETECTRON_CONSTANTS,
     ),
-    "transformers": Layout(
+    "transformers": KeyFormat(
         "vitdet-backbone",
         "transformers' VitDetModel and VitDetBackbone",
         _TRANSFORMERS,
         r"(?:backbone\.)?embeddings\.projection\.weight",
     ),
-    "vivit": Layout(
+    "vivit": KeyFormat(
         "vivit",
         "ViViT Fact. Enc. of the TAdaConv model zoo: Kinetics-400 and EPIC-Kitchens",
         _vivit_rules(),
@@ -210,21 +215,24 @@ LAYOUTS: dict[str, Layout] = {
         ((r"head\.linear2\.(weight|bias)", "the noun classifier; the paper predicts verbs"),),
     ),
 }
-# The paper's VID weights came out of detectron2; the number of box heads tells them apart.
+# The paper's VID weights came out of detectron2; they differ in the number of box heads.
 ALIASES = {"vid": "detectron2"}
 
 
-def find_layout(name: str, keys: Mapping[str, Tensor]) -> tuple[str, Layout]:
-    """A layout by name, or with `auto` by the keys of a file."""
+def find_key_format(name: str, keys: Mapping[str, Tensor]) -> tuple[str, KeyFormat]:
+    """A format by name, or with `auto` by the keys of a file."""
     name = ALIASES.get(name, name)
-    if name in LAYOUTS:
-        return name, LAYOUTS[name]
-    known = ", ".join([*LAYOUTS, *ALIASES])
+    if name in KEY_FORMATS:
+        return name, KEY_FORMATS[name]
+    known = ", ".join([*KEY_FORMATS, *ALIASES])
     if name != "auto":
-        raise CheckpointError(f"No layout {name!r}; those known: {known}, and auto.")
-    for candidate, layout in LAYOUTS.items():
-        if any(re.fullmatch(layout.mark, key) for key in keys):
-            return candidate, layout
+        raise CheckpointError(f"No format {name!r}; those known: {known}, and auto.")
+    for candidate, format in KEY_FORMATS.items():
+        if any(re.fullmatch(format.mark, key) for key in keys):
+            return candidate, format
     raise CheckpointError(
-        f"These keys are of no known layout ({known}); the first: {', '.join(list(keys)[:5])}."
+        f"These keys are of no known format ({known}); the first: {', '.join(list(keys)[:5])}."
     )
+
+
+Layout, LayoutReport, LAYOUTS = KeyFormat, KeyReport, KEY_FORMATS  # old names

@@ -1,0 +1,237 @@
+"""Options that several commands share, each declared once, and groups of them.
+
+A group is a dataclass whose fields are options. A command under `grouped` takes it as one argument,
+and the command line shows its fields.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+
+class Dtype(StrEnum):
+    """Types that weights, or the forward pass of training, may have."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Model = Annotated[
+    str, typer.Option("--model", metavar="MODEL", help="timm:NAME or hf:NAME, as for inspect.")
+]
+Side = Annotated[int | None, typer.Option(min=1, help="Side of the frames in pixels.")]
+FramesPerVideo = Annotated[
+    int | None, typer.Option(min=1, help="Only so many frames of each video.")
+]
+Views = Annotated[str, typer.Option(help="Temporal x spatial views of each video.")]
+Compiled = Annotated[
+    bool, typer.Option("--compile/--no-compile", help="Also measure torch.compile of dense.")
+]
+CompileMode = Annotated[
+    str,
+    typer.Option(
+        help="Mode of torch.compile; usually default on a CPU, max-autotune-no-cudagraphs on a GPU."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What `eventful evaluate vitdet` and `vivit` evaluate."""
+
+    data: Annotated[Path, typer.Option(help="Folder of the dataset, or a COCO-style JSON file.")]
+    weights: Annotated[
+        list[str],
+        typer.Option(metavar="[NAME=]FILE", help="Weights from `eventful weights convert`."),
+    ]
+    preset: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="dense, fast, exact, paper, tokenwise, stgt or skip; several may be given."
+        ),
+    ] = None
+    r: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--r", metavar="R", help="Tokens to update, 768 or 12%; several may be given."
+        ),
+    ] = None
+    h: Annotated[
+        list[float] | None, typer.Option("--h", help="Threshold on the error in place of r.")
+    ] = None
+    size: Side = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How every command of `eventful evaluate` runs."""
+
+    split: Annotated[str | None, typer.Option(help="Split; default: the one to evaluate on.")] = (
+        None
+    )
+    videos: Annotated[int | None, typer.Option(min=1, help="Only the first videos, so many.")] = (
+        None
+    )
+    workers: Annotated[int, typer.Option(min=1, help="Processes, each with its own videos.")] = 1
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each process.")] = None
+    device: Annotated[
+        str, typer.Option(help="cpu, or cuda: one GPU after another for the workers.")
+    ] = "cpu"
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32"
+    out: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder for results; needed to resume.")
+    ] = None
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Go on with what is in the folder, or not.")
+    ] = True
+    as_json: Json = False
+
+
+@dataclass(frozen=True)
+class Benchmarked:
+    """Models, presets and machines that `eventful bench` compares."""
+
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODEL]...", help="Names of benchmark models; --list shows them."),
+    ] = None
+    preset: Annotated[
+        list[str] | None, typer.Option("--preset", help="Preset to measure; may be repeated.")
+    ] = None
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", help="cpu (the default), cuda, cuda:1, ...; may be repeated."),
+    ] = None
+    dtype: Annotated[
+        list[Dtype] | None,
+        typer.Option("--dtype", help="Type of the weights, float32 by default; may be repeated."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Budgets and batches that `eventful bench` compares."""
+
+    r: Annotated[
+        list[int] | None, typer.Option("--r", min=0, help="Tokens to update; may be repeated.")
+    ] = None
+    batch: Annotated[
+        list[int] | None,
+        typer.Option("--batch", min=1, help="Streams stepped together; may be repeated."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How `eventful bench` times."""
+
+    frames: Annotated[
+        int | None,
+        typer.Option(min=2, help="Steady frames to time; usually 12 on a CPU, 40 on a GPU."),
+    ] = None
+    compiled: Compiled = True
+    compile_mode: CompileMode = ""
+
+
+@dataclass(frozen=True)
+class TrainingFiles:
+    """What `eventful train` reads and writes."""
+
+    data: Annotated[Path, typer.Option(help="Folder of the dataset (eventful data check).")]
+    weights: Annotated[
+        Path, typer.Option(dir_okay=False, help="Where to start: made by eventful weights convert.")
+    ]
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Folder of the run; one that was stopped goes on.")
+    ]
+
+
+@dataclass(frozen=True)
+class RecipeChanges:
+    """What replaces the values of a published recipe; None keeps them."""
+
+    epochs: Annotated[int | None, typer.Option(min=1, help="Default: as published.")] = None
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples of a step over all processes; as published.")
+    ] = None
+    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate; as published.")] = None
+    weight_decay: Annotated[
+        float | None, typer.Option(min=0, help="Weight decay; as published.")
+    ] = None
+    clip: Annotated[float | None, typer.Option(help="Longest gradient; default: none.")] = None
+    precision: Annotated[Dtype, typer.Option(help="Mixed precision where not float32.")] = (
+        Dtype.float32
+    )
+    seed: Annotated[int, typer.Option(help="Of order, augmentation and dropout.")] = 0
+
+    def changes(self) -> dict[str, Any]:
+        """As values that a checkpoint can hold."""
+        return {**vars(self), "precision": self.precision.value}
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """How `eventful train` runs; nothing that changes the trained weights."""
+
+    device: Annotated[
+        str, typer.Option(help="cpu or cuda; torchrun gives each process its own.")
+    ] = "cpu"
+    save_every: Annotated[
+        int | None, typer.Option(min=1, help="Also save every so many steps, not only every epoch.")
+    ] = None
+    workers: Annotated[
+        int, typer.Option(min=0, help="Processes or threads that prepare samples.")
+    ] = 2
+    strict: Annotated[
+        bool,
+        typer.Option("--strict/--skip", help="Stop at a missing or malformed entry, or skip it."),
+    ] = True
+    as_json: Json = False
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take groups of options as single arguments."""
+    groups: dict[str, Any] = {}
+    parameters: dict[str, inspect.Parameter] = {}
+    for name, own in inspect.signature(command, eval_str=True).parameters.items():
+        if is_dataclass(own.annotation):
+            groups[name] = own.annotation
+            parameters |= {option.name: option for option in _options(own.annotation)}
+        else:
+            parameters[name] = own.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        made = {
+            name: group(**{option.name: given.pop(option.name) for option in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**given, **made)
+
+    run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    run.__annotations__ = {name: option.annotation for name, option in parameters.items()}
+    return run
+
+
+def _options(group: Any) -> list[inspect.Parameter]:
+    """The fields of a group as parameters of a function."""
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            option.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if option.default is MISSING else option.default,
+            annotation=hints[option.name],
+        )
+        for option in fields(group)
+    ]
