@@ -214,7 +214,7 @@ def world(request, monkeypatch, tmp_path):
     monkeypatch.setenv("EVENTFUL_CACHE", str(tmp_path))
     monkeypatch.setattr("eventful.cost.fallback.HOLD", 2)  # dense for a few frames only
     if made.path == "resident":
-        monkeypatch.setattr("eventful.engine.device.DEVICES", {"cpu"})
+        monkeypatch.setattr("eventful.engine.plan.DEVICES", {"cpu"})
     clock: Any = nullcontext()
     if made.busy:
         # Few classes of steps, and one step of a class is enough: short clips have comparisons.
@@ -231,8 +231,8 @@ def world(request, monkeypatch, tmp_path):
 @pytest.fixture
 def roomy(monkeypatch):
     """Resident steps have slots for all tokens: none has to wait for the next frame."""
-    monkeypatch.setattr("eventful.engine.device._FIRST_SHARE", 1.0)
-    monkeypatch.setattr("eventful.engine.device._MARGIN", 1000.0)
+    monkeypatch.setattr("eventful.engine.widths._FIRST_SHARE", 1.0)
+    monkeypatch.setattr("eventful.engine.widths._MARGIN", 1000.0)
 
 
 class Decisions:

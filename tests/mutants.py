@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         "the width of a threshold ignores the last report",
-        "engine/device.py",
+        "engine/widths.py",
         "guess = share if counts is None else counts.passed * _MARGIN",
         "guess = share",
         ("tests/test_residence.py", "tests/test_matrix.py"),
@@ -55,7 +55,7 @@ MUTANTS = (
     Mutant(
         "what a device need not wait for is not looked at",
         "engine/runner.py",
-        "            census = self._check_late(rows, settings=not done.ran_model) or census\n",
+        "            view = self._check_late(rows, settings=not done.ran_model) or view\n",
         "            pass\n",
         ("tests/test_residence.py", "tests/test_matrix.py"),
     ),

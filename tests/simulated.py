@@ -72,5 +72,5 @@ def clip_of(shares: list[float], size: tuple[int, int] = LARGE, *, noise: float 
 def path(request, monkeypatch):
     """Plain steps, and the steps of a GPU run on the CPU."""
     if request.param == "resident":
-        monkeypatch.setattr("eventful.engine.device.DEVICES", {"cpu"})
+        monkeypatch.setattr("eventful.engine.plan.DEVICES", {"cpu"})
     return request.param

@@ -200,11 +200,11 @@ class TestSettings:
         model.__class__ = Prompted
         model.prompt = torch.zeros(())
         stream = started(model, clip)
-        census = stream._weights.known
+        view = stream._weights.known
         for frame, value in zip(clip[1:4], (0.5, 0.25, 0.0), strict=True):
             stream.model.prompt = torch.tensor(value)
             stream(frame)
-        assert stream._weights.known is census
+        assert stream._weights.known is view
 
     def test_what_a_forward_changes_itself_is_its_own_business(self, model, clip):
         class Counting(type(model)):

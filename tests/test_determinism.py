@@ -40,14 +40,14 @@ def test_the_default_does(path, tmp_path, monkeypatch):
 
 def test_one_number_of_slots_serves_all_frames(monkeypatch):
     """A threshold's selections differ from frame to frame; the shape of the step does not."""
-    monkeypatch.setattr("eventful.engine.device.DEVICES", {"cpu"})
+    monkeypatch.setattr("eventful.engine.plan.DEVICES", {"cpu"})
     widths = {}
     for deterministic in (False, True):
         config = Config.fast(NoiseThreshold(), deterministic=deterministic, scene_cut=None)
         stream = Stream(eventful.convert(large_vit(), config))
         for frame in clip_of([0.1, 0.1, 0.5, 0.5, 0.1, 0.1]):
             stream(frame)
-        (home,) = stream.model._eventful.residences.values()
+        (home,) = stream.model._eventful.stores.values()
         widths[deterministic] = {key[1] for key in home.shapes} - {601}
     assert len(widths[False]) > 1
     assert len(widths[True]) == 1

@@ -22,7 +22,7 @@ on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA
 )
 def device(request, monkeypatch):
     if request.param == "resident":
-        monkeypatch.setattr("eventful.engine.device.DEVICES", {"cpu"})
+        monkeypatch.setattr("eventful.engine.plan.DEVICES", {"cpu"})
     return "cuda" if request.param == "cuda" else "cpu"
 
 
@@ -38,7 +38,7 @@ def frames(count, device, size=(32, 40), batch=1):
 
 
 def kinds(model):
-    return len(model._eventful.residences)
+    return len(model._eventful.stores)
 
 
 class TestClosing:
@@ -91,7 +91,7 @@ class TestClosing:
 
 def test_few_frame_sizes_are_kept(model, device, monkeypatch):
     """The sizes used last stay, and those of streams that still live."""
-    if device == "cpu" and "cpu" not in eventful.engine.device.DEVICES:
+    if device == "cpu" and "cpu" not in eventful.engine.plan.DEVICES:
         pytest.skip("plain steps keep nothing in the model")
     living = Stream(model)
     living(frames(1, device, (40, 40))[0])
@@ -99,13 +99,13 @@ def test_few_frame_sizes_are_kept(model, device, monkeypatch):
         Stream(model)(frames(1, device, (8 * side, 32))[0])
         gc.collect()
     assert kinds(model) <= 5
-    sizes = {key[0][-2] for key in model._eventful.residences}
+    sizes = {key[0][-2] for key in model._eventful.stores}
     assert {40, 96} <= sizes
     living(frames(2, device, (40, 40))[1])
 
 
 def test_few_recordings_are_kept(model, device):
-    if device == "cpu" and "cpu" not in eventful.engine.device.DEVICES:
+    if device == "cpu" and "cpu" not in eventful.engine.plan.DEVICES:
         pytest.skip("plain steps are not recorded")
     torch.manual_seed(7)
     wide = eventful.convert(
@@ -117,7 +117,7 @@ def test_few_recordings_are_kept(model, device):
     for r in range(1, MOST_SHAPES + 8):
         stream.policy = TopR(16 * r)
         stream(clip[1])
-    (home,) = wide._eventful.residences.values()
+    (home,) = wide._eventful.stores.values()
     assert len(home.shapes) == MOST_SHAPES
 
 

@@ -273,7 +273,7 @@ def test_each_block_attends_by_its_own_selection(monkeypatch):
 
     Resident selections hold all tokens here, by falling error: in another order at every block.
     """
-    monkeypatch.setattr("eventful.engine.device.DEVICES", {"cpu"})
+    monkeypatch.setattr("eventful.engine.plan.DEVICES", {"cpu"})
     for module in ("rules.windows", "rules.block"):
         monkeypatch.setattr(f"eventful.{module}.id", ReusedIds(), raising=False)
     subject = SUBJECTS["sam"]

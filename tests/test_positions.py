@@ -131,7 +131,7 @@ def subject(request) -> Subject:
 @pytest.fixture(params=["plain", "resident"])
 def steps(request, monkeypatch) -> str:
     if request.param == "resident":
-        monkeypatch.setattr("eventful.engine.device.DEVICES", {"cpu"})
+        monkeypatch.setattr("eventful.engine.plan.DEVICES", {"cpu"})
     return request.param
 
 

@@ -29,7 +29,7 @@ from eventful import (
     TopR,
     ops,
 )
-from eventful.engine.device import bucket
+from eventful.engine.widths import bucket
 from eventful.errors import NonFiniteError, WeightsChangedError
 from eventful.memory.slots import SlotState
 from simulated import clip_of, large_vit
@@ -46,7 +46,7 @@ on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, on_cuda])])
 def device(request, monkeypatch):
-    monkeypatch.setattr("eventful.engine.device.DEVICES", {request.param})
+    monkeypatch.setattr("eventful.engine.plan.DEVICES", {request.param})
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     yield request.param
@@ -81,15 +81,15 @@ def near(got, expected, device):
 )
 def test_equals_plain_steps(entry, device, policy, options, monkeypatch):
     """Same tokens, same outputs: a threshold's bucket is never too small here."""
-    monkeypatch.setattr("eventful.engine.device._FIRST_SHARE", 1.0)
-    monkeypatch.setattr("eventful.engine.device._MARGIN", 100.0)
+    monkeypatch.setattr("eventful.engine.widths._FIRST_SHARE", 1.0)
+    monkeypatch.setattr("eventful.engine.widths._MARGIN", 100.0)
     model = eventful.convert(entry.make().to(device), Config.fast(policy, **options))
     clip = moving_square(7, entry.size, noise=0.02)
     resident = Stream(model, maps=True)
     got = outputs(entry, resident, clip, device)
     assert isinstance(resident._state, SlotState)
     with monkeypatch.context() as patch:
-        patch.setattr("eventful.engine.device.DEVICES", set())
+        patch.setattr("eventful.engine.plan.DEVICES", set())
         usual = Stream(model, maps=True)
         expected = outputs(entry, usual, clip, device)
         assert not isinstance(usual._state, SlotState)
@@ -110,14 +110,14 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("policy", [TopFraction(0.3), Threshold(0.5), NoiseThreshold()], ids=str)
 def test_other_rules_equal_plain_steps(vit, device, rule, policy, monkeypatch):
-    monkeypatch.setattr("eventful.engine.device._FIRST_SHARE", 1.0)
-    monkeypatch.setattr("eventful.engine.device._MARGIN", 100.0)
+    monkeypatch.setattr("eventful.engine.widths._FIRST_SHARE", 1.0)
+    monkeypatch.setattr("eventful.engine.widths._MARGIN", 100.0)
     model = eventful.convert(vit.make().to(device), RULES[rule](policy))
     clip = moving_square(7, vit.size, noise=0.02)
     resident = Stream(model)
     got = outputs(vit, resident, clip, device)
     assert isinstance(resident._state, SlotState)
-    monkeypatch.setattr("eventful.engine.device.DEVICES", set())
+    monkeypatch.setattr("eventful.engine.plan.DEVICES", set())
     usual = Stream(model)
     near(got, outputs(vit, usual, clip, device), device)
     assert resident.last.updated == usual.last.updated
@@ -149,13 +149,13 @@ def test_all_tokens_is_dense(entry, device, rule):
 
 def test_noise_follows_the_scene(vit, device, monkeypatch):
     """The level is the plain policy's; the tokens are the same wherever the bucket suffices."""
-    monkeypatch.setattr("eventful.engine.device._FIRST_SHARE", 1.0)
-    monkeypatch.setattr("eventful.engine.device._MARGIN", 100.0)
+    monkeypatch.setattr("eventful.engine.widths._FIRST_SHARE", 1.0)
+    monkeypatch.setattr("eventful.engine.widths._MARGIN", 100.0)
     model = eventful.convert(vit.make().to(device), Config.fast(NoiseThreshold(k=2)))
     clip = moving_square(8, vit.size, noise=0.1)
     masks = []
     for devices in ({device}, set()):
-        monkeypatch.setattr("eventful.engine.device.DEVICES", devices)
+        monkeypatch.setattr("eventful.engine.plan.DEVICES", devices)
         stream = Stream(model, maps=True)
         kept = []
         for frame in clip:

@@ -37,8 +37,8 @@ class Stream(Runner):
         model: converted, or a model with a converted part.
         policy: overrides the config's; may be assigned between frames at any time.
         maps: keep error maps and update masks in `last`.
-        check: on a GPU a frame that is not finite is told of at the next step; `sync` waits
-            for each step and tells at once, as it is on a CPU. May be assigned between frames.
+        check: on a GPU errors are reported at the next step. With `sync` each step waits and
+            reports its own, as on a CPU. May be assigned between frames.
     """
 
     def __init__(

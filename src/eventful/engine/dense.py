@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 
 import torch
@@ -10,17 +9,21 @@ from torch import Tensor
 
 from eventful.cost.fallback import Fallback, enabled
 from eventful.cost.times import Costs
+from eventful.files import digest
 from eventful.surgery.session import Session
 from eventful.tokens.layout import TokenLayout
 
 
 def cost_key(session: Session, frame: Tensor, batch: int, tokens: int) -> str:
     """What a measurement holds for: model, rule, machine, precision, batch and tokens."""
-    digest = hashlib.sha256()
-    for name, (trunk, _) in sorted(session.trunks.items()):
-        digest.update(f"{name}:{type(trunk).__name__}".encode())
-        for key, parameter in trunk.named_parameters():
-            digest.update(f"{key}:{tuple(parameter.shape)}:{parameter.dtype}".encode())
+    shapes = [
+        part
+        for name, (trunk, _) in sorted(session.trunks.items())
+        for part in (
+            f"{name}:{type(trunk).__name__}",
+            *(f"{key}:{tuple(p.shape)}:{p.dtype}" for key, p in trunk.named_parameters()),
+        )
+    ]
     config = session.config
     if frame.is_cuda:
         machine = torch.cuda.get_device_name(frame.device)
@@ -30,7 +33,7 @@ def cost_key(session: Session, frame: Tensor, batch: int, tokens: int) -> str:
         machine = f"{platform.processor() or platform.machine()} x{torch.get_num_threads()}"
         kind = frame.dtype
     parts = (
-        digest.hexdigest()[:16],
+        digest(shapes)[:16],
         f"{config.gating}/{config.attention}/{config.windows}/{config.pool}",
         machine,
         torch.__version__,

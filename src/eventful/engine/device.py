@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -11,84 +10,27 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from eventful import ops
-from eventful.config import Config
 from eventful.cost.fallback import Demand, Timing
 from eventful.cost.times import ENOUGH, start_clock
 from eventful.engine.call import Call
 from eventful.engine.executor import Executor, StepResult
-from eventful.engine.guard import CHANGED, Census
+from eventful.engine.guard import CHANGED
 from eventful.engine.passes import split_flushes
 from eventful.engine.plan import ResidentPlan, StepPlan
-from eventful.engine.shaped import HostBuffers, Outcome, StepRequest
+from eventful.engine.request import HostBuffers, Outcome, StepRequest
 from eventful.engine.store import DeviceStore, current_stream
+from eventful.engine.view import ModelView
+from eventful.engine.widths import Counts, demand_of, width_of
 from eventful.errors import NonFiniteError, WeightsChangedError
 from eventful.memory.slots import SlotState
 from eventful.memory.state import RowState
-from eventful.policies import Policy, SelectionParams, params_of
 from eventful.rules.gate import UNCOUNTED
 from eventful.rules.record import StepRecord
 from eventful.rules.step import FlushRequired
 from eventful.surgery.session import Session
 
 Check = Literal["async", "sync"]
-DEVICES = {"cuda"}  # where steps run without waiting for the host
 _RING = 6  # two passes a step, and the steps whose reports are still to be read
-_MARGIN = 1.125  # room for more tokens than passed at the last frame
-_FIRST_SHARE = 0.25  # of the tokens, before a threshold's first count is known
-
-
-def needs_host(
-    config: Config,
-    policies: Sequence[Policy],
-    device: torch.device,
-    *,
-    global_only: Callable[[], bool],
-) -> str | None:
-    """Why steps must run on the host; None if they need not.
-
-    Args:
-        global_only: whether all attention is global, without relative position.
-    """
-    if device.type not in DEVICES:
-        return f"steps on {device.type} run on the host"
-    if config.reference != "update" or config.attention not in ("query", "exact"):
-        return "there are no kernels for the published rules, which are here to be compared with"
-    if config.gating == "operator" and not global_only():
-        return "gates around operators have no kernels for windows and relative position"
-    if config.pool != 1:
-        return "keys are pooled"
-    if any(policy.order != 2 or params_of(policy, 1) is None for policy in policies):
-        return "a policy cannot be put into numbers"
-    forced = ops.forced_backend()
-    if device.type == "cuda" and forced not in (None, "triton"):
-        return f"backend {forced!r} is forced"
-    if device.type == "cuda":
-        return ops.why_not(
-            "triton", "attend_windows", *[torch.empty(1, 1, 1, 1, device=device)] * 3
-        )
-    return None
-
-
-def bucket(count: int, tokens: int, *, steady: bool = False) -> int:
-    """The number of slots that serves `count` tokens: few different ones, little padding.
-
-    Args:
-        steady: the count does not change from frame to frame, so one number serves all of them.
-    """
-    step = 8 if tokens < 512 else 64
-    while tokens >= 512 and count > 8 * step:  # beyond 512, less than a fifth is padding
-        step *= 2
-    step = min(step, 16) if steady else step
-    return min(tokens, max(step, -(-count // step) * step))
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """What a stream's last step counted: tokens that wanted to pass, and that were let pass."""
-
-    wanted: int
-    passed: int
 
 
 @dataclass
@@ -149,7 +91,7 @@ class DeviceExecutor(Executor):
         self._depth = sum(len(blocks) for blocks in session.blocks.values())
         self._pending: list[_InFlight] = []
         self._before: list[_InFlight] = []  # their outputs are done once the next has reported
-        self._counts: dict[int, _Counts] = {}
+        self._counts: dict[int, Counts] = {}
         self._written = False  # weights were written to
         self._resident: tuple[StepPlan, ResidentPlan] | None = None
         self._rings: dict[int, list[HostBuffers]] = {}
@@ -173,17 +115,17 @@ class DeviceExecutor(Executor):
         self._pending, self._before = [], []
         self.state.release()
         if self.store.idle:
-            stores = self.session.residences
+            stores = self.session.stores
             for key in [key for key, store in stores.items() if store is self.store]:
                 stores.pop(key).close()
 
-    def step(self, rows: Sequence[int], plan: StepPlan, call: Call, census: Census) -> StepResult:
+    def step(self, rows: Sequence[int], plan: StepPlan, call: Call, view: ModelView) -> StepResult:
         """See `Executor`."""
-        self.store.use_weights(census)
+        self.store.use_weights(view)
         state = self.state.take(rows)
         request = StepRequest(
             self.session, plan, self._resident_plan(plan), call, state,
-            capture=not census.hooked(), structure=census.structure,
+            capture=not view.hooked(), structure=view.structure,
         )  # fmt: skip
         clock = self.clock or start_clock(call.frame.device)
         try:
@@ -256,11 +198,11 @@ class DeviceExecutor(Executor):
         known = [self._counts.get(slot) for slot in state.rows]
         demand = None
         if fallback is not None and not request.flush:
-            demand = _demand(resident, known)
+            demand = demand_of(resident, known)
             request.dense = demand is not None and fallback.decide(demand)
         request.width = resident.tokens
         if not request.flush and not request.dense:
-            request.width = _width(resident, known, steady=request.plan.config.deterministic)
+            request.width = width_of(resident, known, steady=request.plan.config.deterministic)
         before = list(state.frames)
         try:
             with self.store.lock:
@@ -345,7 +287,7 @@ class DeviceExecutor(Executor):
             elif cut or wanted == UNCOUNTED:
                 self._counts.pop(slot, None)
             else:
-                self._counts[slot] = _Counts(wanted, passed)
+                self._counts[slot] = Counts(wanted, passed)
             if finite and cut:
                 state.frames[row] = -1
         return bad
@@ -410,40 +352,3 @@ def _as_fallback(record: Callable[[], StepRecord]) -> Callable[[], StepRecord]:
         return made
 
     return make
-
-
-def _most(params: SelectionParams, resident: ResidentPlan) -> int:
-    """Most tokens that pass a gate."""
-    return min(params.cap + resident.forced, resident.tokens)
-
-
-def _demand(resident: ResidentPlan, known: Sequence[_Counts | None]) -> Demand | None:
-    """What decides between dense and eventful; None where a stream's counts are not known."""
-    wanted, updated = [], []
-    for params, counts in zip(resident.params, known, strict=True):
-        most = _most(params, resident)
-        if params.level == -math.inf:  # a fixed number, known before any step has reported
-            counts = _Counts(most, most)
-        if counts is None:
-            return None
-        updated.append(min(counts.wanted, most))
-        wanted.append(updated[-1] if params.budget else counts.wanted)
-    return Demand(max(wanted), max(updated))
-
-
-def _width(resident: ResidentPlan, known: Sequence[_Counts | None], *, steady: bool) -> int:
-    """Slots for the selections of a step.
-
-    Args:
-        known: what each stream's last step counted; None if that is not known.
-        steady: always as many as may pass.
-    """
-    fixed, need = True, 1
-    for params, counts in zip(resident.params, known, strict=True):
-        most = _most(params, resident)
-        if params.level != -math.inf and not steady:
-            share = resident.tokens * _FIRST_SHARE
-            guess = share if counts is None else counts.passed * _MARGIN
-            most, fixed = min(most, math.ceil(guess)), False
-        need = max(need, most)
-    return bucket(min(need, resident.tokens), resident.tokens, steady=fixed)

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from eventful.engine.call import Call
-from eventful.engine.guard import Census
 from eventful.engine.plan import StepPlan
+from eventful.engine.view import ModelView
 from eventful.memory.state import StreamState
 from eventful.rules.record import StepRecord
 
@@ -54,7 +54,7 @@ class Executor(ABC):
         """Read what earlier steps reported; raises if one of them failed."""
 
     @abstractmethod
-    def step(self, rows: Sequence[int], plan: StepPlan, call: Call, census: Census) -> StepResult:
+    def step(self, rows: Sequence[int], plan: StepPlan, call: Call, view: ModelView) -> StepResult:
         """Step the streams in `rows`.
 
         A step that raises is undone, or the streams recompute everything next time.

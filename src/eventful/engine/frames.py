@@ -73,7 +73,7 @@ def cannot_take(model: nn.Module, frame: Tensor | None, error: BaseException) ->
 
 
 def refuse_attentions(model: nn.Module, kwargs: dict[str, Any]) -> None:
-    """Raise where the caller, or the model's own config, asks for attention maps."""
+    """Raise where the caller, or the model's own config, wants attention maps."""
     config = vars(model).get("config")  # a plain attribute, where models have one
     wanted = kwargs.get("output_attentions", getattr(config, "output_attentions", None))
     if wanted:

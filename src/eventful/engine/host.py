@@ -14,10 +14,10 @@ from eventful.cost.times import start_clock
 from eventful.engine.call import Call
 from eventful.engine.executor import Executor, StepResult
 from eventful.engine.frames import check_finite, rows_not_finite
-from eventful.engine.guard import Census
 from eventful.engine.launch import launch
 from eventful.engine.passes import split_flushes
 from eventful.engine.plan import StepPlan
+from eventful.engine.view import ModelView
 from eventful.errors import NonFiniteError
 from eventful.memory.state import RowState
 from eventful.rules.record import StepRecord
@@ -61,7 +61,7 @@ class HostExecutor(Executor):
         self.state.release()
         self._constants.clear()
 
-    def step(self, rows: Sequence[int], plan: StepPlan, call: Call, census: Census) -> StepResult:
+    def step(self, rows: Sequence[int], plan: StepPlan, call: Call, view: ModelView) -> StepResult:
         """See `Executor`."""
         bad = list(rows_not_finite(call.frame))
         if bad and not (self.partial and len(bad) < len(rows) and call.repeatable):
@@ -72,7 +72,7 @@ class HostExecutor(Executor):
             rows, call = [rows[place] for place in good], call.on(call.frame[good])
             plan = replace(plan, policies=[plan.policies[place] for place in good])
         try:
-            output, record = self._passes(rows, plan, call, census)
+            output, record = self._passes(rows, plan, call, view)
         except NonFiniteError as error:
             if not bad:
                 raise
@@ -82,43 +82,43 @@ class HostExecutor(Executor):
         return StepResult(output, lambda: record, left_out=bad)
 
     def _passes(
-        self, rows: Sequence[int], plan: StepPlan, call: Call, census: Census
+        self, rows: Sequence[int], plan: StepPlan, call: Call, view: ModelView
     ) -> tuple[Any, StepRecord]:
         """Streams that flush and the others in a pass each, or all in one."""
         state = self.state.take(rows)
         passes = split_flushes(state, call)
         if passes is None:
-            output, record = self._pass(state, plan, call, census)
+            output, record = self._pass(state, plan, call, view)
             self.state.put(rows, state)
             return output, record
         done = []
         for places in passes.rows:  # on copies of the state: either both passes count, or none
             part = state.take(places)
             some = replace(plan, policies=[plan.policies[i] for i in places])
-            done.append((part, *self._pass(part, some, call.on(call.frame[places]), census)))
+            done.append((part, *self._pass(part, some, call.on(call.frame[places]), view)))
         output = passes.join([made[1] for made in done])
         for places, (part, *_) in zip(passes.rows, done, strict=True):
             self.state.put([rows[i] for i in places], part)
         return output, passes.join_records([made[2] for made in done])
 
     def _pass(
-        self, state: RowState, plan: StepPlan, call: Call, census: Census
+        self, state: RowState, plan: StepPlan, call: Call, view: ModelView
     ) -> tuple[Any, StepRecord]:
         """Run one pass, again as a flush where it needs memory that is not there."""
         flushing = [frames < 0 for frames in state.frames]
         try:
-            return self._attempt(state, plan, call, census, flushing)
+            return self._attempt(state, plan, call, view, flushing)
         except FlushRequired:
-            return self._attempt(state, plan, call, census, [True] * len(state))
+            return self._attempt(state, plan, call, view, [True] * len(state))
 
     def _attempt(
-        self, state: RowState, plan: StepPlan, call: Call, census: Census, flushing: list[bool]
+        self, state: RowState, plan: StepPlan, call: Call, view: ModelView, flushing: list[bool]
     ) -> tuple[Any, StepRecord]:
         fallback = plan.fallback
         step = Step(
             plan.config, state, plan.policies, flushing, plan.layouts, plan.maps,
             dense_if=None if fallback is None else fallback.decide,
-            constants=self._constants, structure=census.structure,
+            constants=self._constants, structure=view.structure,
         )  # fmt: skip
         clock = start_clock(call.frame.device)
         state.begin()

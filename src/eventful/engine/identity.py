@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from eventful.engine.settings import plain_settings
+from eventful.files import digest
 from eventful.memory.snapshot import Identity
 from eventful.surgery.session import Session
 
@@ -26,12 +27,14 @@ def identity_of(session: Session) -> Identity:
 
 def fingerprint(session: Session) -> str:
     """A digest of the trunks' parameter names, shapes and values, the same on every device."""
-    digest = hashlib.sha256()
-    for name, (trunk, _) in sorted(session.trunks.items()):
-        for key, tensor in sorted(trunk.state_dict().items()):
-            digest.update(f"{name}/{key}:{tuple(tensor.shape)}:{tensor.dtype}".encode())
-            digest.update(_checksum(tensor))
-    return digest.hexdigest()
+
+    def parts() -> Iterator[str | bytes]:
+        for name, (trunk, _) in sorted(session.trunks.items()):
+            for key, tensor in sorted(trunk.state_dict().items()):
+                yield f"{name}/{key}:{tuple(tensor.shape)}:{tensor.dtype}"
+                yield _checksum(tensor)
+
+    return digest(parts())
 
 
 def block_settings(session: Session) -> dict[str, str]:

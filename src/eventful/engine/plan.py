@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from eventful import ops
 from eventful.config import Config
 from eventful.cost.fallback import Fallback
 from eventful.policies import Policy, SelectionParams, params_of, refresh_period
 from eventful.tokens.layout import TokenLayout
+
+DEVICES = {"cuda"}  # where steps run without waiting for the host
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,3 +76,35 @@ def precision(device: torch.device) -> Hashable:
     cast = torch.get_autocast_dtype(name) if on else None
     # What torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32 read.
     return cast, torch._C._get_cublas_allow_tf32(), torch._C._get_cudnn_allow_tf32()
+
+
+def needs_host(
+    config: Config,
+    policies: Sequence[Policy],
+    device: torch.device,
+    *,
+    global_only: Callable[[], bool],
+) -> str | None:
+    """Why steps must run on the host; None if they need not.
+
+    Args:
+        global_only: whether all attention is global, without relative position.
+    """
+    if device.type not in DEVICES:
+        return f"steps on {device.type} run on the host"
+    if config.reference != "update" or config.attention not in ("query", "exact"):
+        return "there are no kernels for the published rules, which are here to be compared with"
+    if config.gating == "operator" and not global_only():
+        return "gates around operators have no kernels for windows and relative position"
+    if config.pool != 1:
+        return "keys are pooled"
+    if any(policy.order != 2 or params_of(policy, 1) is None for policy in policies):
+        return "a policy cannot be put into numbers"
+    forced = ops.forced_backend()
+    if device.type == "cuda" and forced not in (None, "triton"):
+        return f"backend {forced!r} is forced"
+    if device.type == "cuda":
+        return ops.why_not(
+            "triton", "attend_windows", *[torch.empty(1, 1, 1, 1, device=device)] * 3
+        )
+    return None

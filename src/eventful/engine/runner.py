@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from eventful import ops
 from eventful.config import Config, policies_set
-from eventful.engine import device as resident
+from eventful.engine import plan as plans
 from eventful.engine.advice import judge_frame
 from eventful.engine.call import Call
 from eventful.engine.dense import Fallbacks
@@ -26,11 +26,12 @@ from eventful.engine.frames import (
     is_refusal,
     signature_of,
 )
-from eventful.engine.guard import Census, WeightGuard, check_mode
+from eventful.engine.guard import Guard, check_mode
 from eventful.engine.host import HostExecutor
 from eventful.engine.launch import NotReached
 from eventful.engine.plan import StepPlan, precision
 from eventful.engine.store import store_of
+from eventful.engine.view import ModelView
 from eventful.errors import (
     ConfigError,
     EventfulError,
@@ -69,7 +70,7 @@ class Runner:
         self.check = check
         self._last: Callable[[], StepRecord] | None = None
         self._signature: Signature | None = None
-        self._weights = WeightGuard(model, session)
+        self._weights = Guard(model, session)
         self._fallbacks = Fallbacks(session)
         self._planned: tuple[Hashable, StepPlan] | None = None
         self._steps = 0
@@ -199,24 +200,24 @@ class Runner:
         """Step the streams in `rows`; one that raises is undone, or the next recomputes all."""
         with self._executor.started(call.frame):
             self._executor.settle()
-            census, late = self._check_weights()
-            plan = self._plan(policies, call, census)
+            view, late = self._check_weights()
+            plan = self._plan(policies, call, view)
             try:
-                done = self._executor.step(rows, plan, call, census)
+                done = self._executor.step(rows, plan, call, view)
             except NotReached as failed:
                 raise self._refusal(call, failed.error) from failed.error.__cause__
         if late and not self._executor.checks_early:
-            census = self._check_late(rows, settings=not done.ran_model) or census
+            view = self._check_late(rows, settings=not done.ran_model) or view
         self._signature = self._signature or signature_of(call.frame)
         # Attributes were looked at right before the model's code ran, so it changed them itself.
-        self._weights.remember(census, ran=done.ran_model and (self._ran or not late))
+        self._weights.remember(view, ran=done.ran_model and (self._ran or not late))
         self._ran = done.ran_model
         self._last = done.record
         self._steps += 1
         self._executor.finish()
         return done
 
-    def _check_weights(self) -> tuple[Census, bool]:
+    def _check_weights(self) -> tuple[ModelView, bool]:
         """Check the model before a step.
 
         Returns:
@@ -224,14 +225,14 @@ class Runner:
         """
         known = self._weights.known
         if known is None or self._executor.checks_early or not known.same_places():
-            census = self._weights.check()
-            check_mode(census)
-            return census, False
+            view = self._weights.check()
+            check_mode(view)
+            return view, False
         if self._ran and not known.same_settings():
             return self._weights.check(), True
         return known, True
 
-    def _check_late(self, rows: Sequence[int], *, settings: bool) -> Census | None:
+    def _check_late(self, rows: Sequence[int], *, settings: bool) -> ModelView | None:
         """What a device need not wait for: looked at while it is at work, in turn.
 
         Where it raises, the step just queued does not count, and the streams recompute all.
@@ -251,18 +252,18 @@ class Runner:
         refusal.__cause__ = error
         return refusal
 
-    def _plan(self, policies: Sequence[Policy | None], call: Call, census: Census) -> StepPlan:
+    def _plan(self, policies: Sequence[Policy | None], call: Call, view: ModelView) -> StepPlan:
         """What the step shares with others like it; checked and worked out for the first."""
         frame = call.frame
         _refuse_gradients(frame)
         numbers = precision(frame.device)
         key = (
-            frame.shape, frame.dtype, frame.device, census.device, call.key(), tuple(policies),
-            self.maps, numbers, ops.forced_backend(), tuple(resident.DEVICES),
+            frame.shape, frame.dtype, frame.device, view.device, call.key(), tuple(policies),
+            self.maps, numbers, ops.forced_backend(), tuple(plans.DEVICES),
         )  # fmt: skip
         if self._planned is not None and self._planned[0] == key:
             return self._planned[1]
-        self._check_frame(frame, census)
+        self._check_frame(frame, view)
         ready = policies_set(policies)
         layouts = self._layouts(frame)
         plan = StepPlan(
@@ -274,7 +275,7 @@ class Runner:
 
     def _choose_executor(self, frame: Tensor, policies: list[Policy]) -> None:
         """Have the state where the step needs it: in slots if it can do without the host."""
-        reason = resident.needs_host(
+        reason = plans.needs_host(
             self.config,
             policies,
             frame.device,
@@ -283,7 +284,7 @@ class Runner:
         if reason is None and len(self._session.trunks) > 1:
             reason = "the model has several trunks"
         if reason is None and self._executor.checks_early:
-            store = store_of(self._session.residences, batched(signature_of(frame), None))
+            store = store_of(self._session.stores, batched(signature_of(frame), None))
             self._executor = DeviceExecutor(
                 self._session, store, self._state.detached(), self.check, self._names
             )
@@ -310,10 +311,10 @@ class Runner:
         if known is None or (frame.dim(), frame.dtype) != (len(known[0]), known[1]):
             judge_frame(self.model, method, frame)
 
-    def _check_frame(self, frame: Tensor, census: Census) -> None:
+    def _check_frame(self, frame: Tensor, view: ModelView) -> None:
         if frame.shape[0] == 0:
             raise FrameError("A batch of no frames; pass at least one.")
-        device = census.device or frame.device
+        device = view.device or frame.device
         if frame.device != device:
             raise FrameError(
                 f"The frame is on {frame.device}, the model on {device}; move one, e.g. "

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from eventful import ops
-from eventful.engine.call import Call
 from eventful.engine.graphs import (
     Blocks,
     DifferentCall,
@@ -35,119 +34,10 @@ from eventful.engine.graphs import (
     uncached_casts,
 )
 from eventful.engine.launch import NotReached, launch
-from eventful.engine.plan import ResidentPlan, StepPlan
+from eventful.engine.request import HostBuffers, Outcome, StepRequest
 from eventful.errors import UnsupportedError
-from eventful.memory.slots import SlotState
-from eventful.policies import SelectionParams
-from eventful.rules.record import BlockRecord, GateRecord, StepRecord
+from eventful.rules.record import StepRecord, counts_in, record_of
 from eventful.rules.step import GateInputs, Step
-from eventful.surgery.session import Session
-
-
-class StepShape(NamedTuple):
-    """What steps share that launch the same kernels on the same addresses."""
-
-    batch: int
-    width: int
-    flush: bool
-    dense: bool
-    noisy: bool
-    maps: bool
-    call: Hashable
-    first_slot: int | None
-    precision: Hashable
-
-
-@dataclass
-class StepRequest:
-    """One pass over the streams of a step.
-
-    Attributes:
-        state: the memory of its streams.
-        capture: it may be recorded.
-        structure: which modules and parameters the model is made of.
-        flush: recompute everything; there may be no memory yet.
-        dense: recompute everything, and count the tokens that wanted to pass.
-        width: slots of each selection, M.
-    """
-
-    session: Session
-    plan: StepPlan
-    resident: ResidentPlan
-    call: Call
-    state: SlotState
-    capture: bool
-    structure: int
-    flush: bool = False
-    dense: bool = False
-    width: int = 0
-
-    def shape(self) -> StepShape:
-        """Which recording serves it."""
-        first = self.state.rows[0] if self.state.fixed else None
-        return StepShape(
-            len(self.state.rows), self.width, self.flush, self.dense, self.resident.noisy,
-            self.plan.maps, self.call.key(), first, self.plan.precision,
-        )  # fmt: skip
-
-
-@dataclass
-class Outcome:
-    """What a pass left behind.
-
-    Attributes:
-        output: of the model.
-        record: makes the record, which may never be needed.
-        report, sound: see `GateInputs`, as they arrive on the host.
-        reported: event after which `report` is there; `sound` is there with the next step's.
-        replayed: the pass was recorded work, whose time says what such passes cost.
-        whole: the pass can be recorded with all of the model's code; None if that is not known.
-    """
-
-    output: Any
-    record: Callable[[], StepRecord]
-    report: Tensor
-    sound: Tensor
-    reported: Any
-    replayed: bool = False
-    whole: bool | None = None
-
-
-@dataclass(frozen=True)
-class HostBuffers:
-    """Host memory that a step's numbers travel through, pinned where there is a device to reach.
-
-    Attributes:
-        params: (8, B) slot, turn, cap; level, k, momentum, inertia, follows the noise.
-        numbers: the same memory as an array.
-        report, sound: see `GateInputs`.
-        reported: event after which the report is there; None where nothing is waited for.
-    """
-
-    params: Tensor
-    numbers: Any
-    report: Tensor
-    sound: Tensor
-    reported: Any
-
-    @classmethod
-    def make(cls, batch: int, device: torch.device) -> HostBuffers:
-        """Room for B streams."""
-        pinned = device.type == "cuda"
-        params = torch.zeros(8, batch, dtype=torch.float64, pin_memory=pinned)
-        report = torch.zeros(batch, ops.REPORT, dtype=torch.int32, pin_memory=pinned)
-        sound = torch.zeros(batch, dtype=torch.bool, pin_memory=pinned)
-        event = torch.cuda.Event() if pinned else None
-        return cls(params, params.numpy(), report, sound, event)
-
-    def write(self, state: SlotState, params: Sequence[SelectionParams]) -> None:
-        """Write down the streams' slots, turns and policies."""
-        for stream, (slot, frames, one) in enumerate(
-            zip(state.rows, state.frames, params, strict=True)
-        ):
-            noise = one.noise or (0.0, 0.0, 0.0)
-            follows = one.noise is not None
-            self.numbers[:, stream] = (slot, frames + 1, one.cap, one.level, *noise, follows)
 
 
 @dataclass
@@ -461,40 +351,3 @@ def _cloned(output: Any) -> Any:
     if isinstance(output, Tensor):
         return output.clone()
     return pytree.tree_map_only(Tensor, torch.clone, output)
-
-
-def counts_in(record: StepRecord) -> list[Tensor]:
-    """Every tensor of counts in a record, once."""
-    found = [gate.counts for gate in record.gates.values()]
-    found += [gate.wanted for gate in record.gates.values() if gate.wanted is not None]
-    found += [value for block in record.blocks.values() for value in block.work.values()]
-    return list({id(tensor): tensor for tensor in found}.values())
-
-
-def record_of(kept: StepRecord, counts: list[Tensor], numbers: Tensor) -> StepRecord:
-    """The record of a step that was replayed.
-
-    Args:
-        kept: of the step that was recorded.
-        counts: its tensors of counts.
-        numbers: (len(counts), B) what they held after the replay.
-    """
-    row = {id(tensor): numbers[i] for i, tensor in enumerate(counts)}
-
-    def copied(value: Tensor | None) -> Tensor | None:
-        return None if value is None else value.clone()
-
-    gates = {
-        name: GateRecord(
-            row[id(gate.counts)],
-            copied(gate.error),
-            copied(gate.mask),
-            None if gate.wanted is None else row[id(gate.wanted)],
-        )
-        for name, gate in kept.gates.items()
-    }
-    blocks = {
-        name: BlockRecord(block.shape, {k: row[id(v)] for k, v in block.work.items()})
-        for name, block in kept.blocks.items()
-    }
-    return replace(kept, flushed=list(kept.flushed), gates=gates, blocks=blocks)

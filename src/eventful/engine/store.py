@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eventful.engine.guard import Census
 from eventful.engine.probe import Probe
-from eventful.engine.shaped import HostBuffers, Outcome, ShapedStep, StepRequest, StepShape
+from eventful.engine.request import HostBuffers, Outcome, StepRequest, StepShape
+from eventful.engine.shaped import ShapedStep
+from eventful.engine.view import ModelView
 from eventful.memory.slots import SlotPool
 
 MOST_SHAPES = 32  # shapes of step whose recordings are kept
@@ -34,7 +35,7 @@ class DeviceStore:
         self.shapes: OrderedDict[StepShape, ShapedStep] = OrderedDict()
         self._last: tuple[StepShape, ShapedStep] | None = None  # used last
         self._generation = 0
-        self._seen: list[Census] = []  # of streams whose weights are those in use
+        self._seen: list[ModelView] = []  # of streams whose weights are those in use
         self._probe = Probe([])  # of these weights, and what it read of them
         self._contents: list[Tensor] = []
         self._read: list[Tensor] = []
@@ -46,19 +47,19 @@ class DeviceStore:
         """Whether no stream has its memory here."""
         return self.pool.used == 0
 
-    def use_weights(self, census: Census) -> None:
+    def use_weights(self, view: ModelView) -> None:
         """Forget what was made for other weights."""
-        if self._seen and (census is self._seen[0] or any(census is seen for seen in self._seen)):
+        if self._seen and (view is self._seen[0] or any(view is seen for seen in self._seen)):
             return
-        census.note_contents()
-        if not self._seen or not census.agrees(self._seen[0]):
+        view.note_contents()
+        if not self._seen or not view.agrees(self._seen[0]):
             self._seen.clear()
             self.constants.clear()
             self._drop_shapes()
-            self._probe = Probe(census.parameters)
+            self._probe = Probe(view.parameters)
             self._contents = self._probe.values()
-            self._read = census.memory()  # recorded work may read it before a change is noticed
-        self._seen = [census, *self._seen[:63]]
+            self._read = view.memory()  # recorded work may read it before a change is noticed
+        self._seen = [view, *self._seen[:63]]
 
     def start(self, frame: Tensor) -> None:
         """Launch what the next step needs of the frame alone, if it is like the last one."""

@@ -210,7 +210,7 @@ class SlotState(StreamState):
         """See `begin`."""
 
     def rollback(self) -> None:
-        """What was written cannot be told from what was not: everything is recomputed."""
+        """Nobody knows which writes happened, so everything is recomputed."""
         self.frames = [-1] * len(self.frames)
 
     def add_row(self) -> int:

@@ -337,5 +337,5 @@ def _optional(name: str) -> bool:
 
 
 def blank(name: str) -> float:
-    """What stands where a stream has no value: NaN where that can be told, else zero."""
+    """What stands where a stream has no value: NaN where NaN means missing, else zero."""
     return math.nan if _optional(name) else 0.0

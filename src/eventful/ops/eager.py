@@ -11,12 +11,12 @@ from eventful.ops.reference import (
     ExactMemory,
     LayerNorm,
     Picked,
+    PickRule,
     WindowGrid,
     add_held,
     add_norm,
     gather,
     join_heads,
-    pick,
     relative_logits,
     scatter_,
     split_heads,
@@ -60,6 +60,34 @@ def error_norm(
         part = slice(start, start + _CHUNK)
         norms[:, part] = reference.error_norm(current[:, part], reference_[:, part], order)
     return norms
+
+
+def pick(error: Tensor, rule: PickRule, width: int | None, report: Tensor) -> Picked:
+    """See `reference.pick`; without a width the host counts, and most of the work falls away."""
+    if width is not None or len(error) > 1:
+        return reference.pick(error, rule, width, report)
+    tokens, level, cap = error.shape[1], float(rule.level), int(rule.cap)
+    forced = rule.forced(tokens) if rule.forces else None
+    numbers = report[0].tolist()
+    # Only the first gate looks for bad frames: a step with one is undone.
+    finite = bool(torch.isfinite(error).all()) if rule.leading else numbers[1] > 0
+    least = 0 if forced is None else int(forced.sum())
+    above = tokens - least
+    if level != -torch.inf:
+        over = error > level
+        above = int((over if forced is None else over & ~forced).sum())
+    allowed = least + min(cap, above) if finite else 0
+    wanted = allowed if level == -torch.inf or not finite else least + above
+    ranked = error if forced is None else error.masked_fill(forced, torch.inf)
+    order = ranked.argsort(dim=-1, descending=True, stable=True)
+    count = torch.tensor([allowed], device=error.device)
+    if rule.leading:
+        known = torch.tensor([finite], device=error.device)
+        cut = 0 if rule.scene is None else int(reference.follow_scene(error, rule, known))
+        report[0, :4] = torch.tensor([wanted, finite, cut, allowed])
+    elif allowed > numbers[3]:
+        report[0, 3] = allowed
+    return Picked(order[:, :allowed].sort(dim=-1).values, count, None)
 
 
 def gate_error(

@@ -225,3 +225,40 @@ def join_records(parts: list[StepRecord], places: Tensor) -> StepRecord:
 
 def _wanted(gate: GateRecord) -> Tensor:
     return gate.counts if gate.wanted is None else gate.wanted
+
+
+def counts_in(record: StepRecord) -> list[Tensor]:
+    """Every tensor of counts in a record, once."""
+    found = [gate.counts for gate in record.gates.values()]
+    found += [gate.wanted for gate in record.gates.values() if gate.wanted is not None]
+    found += [value for block in record.blocks.values() for value in block.work.values()]
+    return list({id(tensor): tensor for tensor in found}.values())
+
+
+def record_of(kept: StepRecord, counts: list[Tensor], numbers: Tensor) -> StepRecord:
+    """The record of a step that was replayed.
+
+    Args:
+        kept: of the step that was recorded.
+        counts: its tensors of counts.
+        numbers: (len(counts), B) what they held after the replay.
+    """
+    row = {id(tensor): numbers[i] for i, tensor in enumerate(counts)}
+
+    def copied(value: Tensor | None) -> Tensor | None:
+        return None if value is None else value.clone()
+
+    gates = {
+        name: GateRecord(
+            row[id(gate.counts)],
+            copied(gate.error),
+            copied(gate.mask),
+            None if gate.wanted is None else row[id(gate.wanted)],
+        )
+        for name, gate in kept.gates.items()
+    }
+    blocks = {
+        name: BlockRecord(block.shape, {k: row[id(v)] for k, v in block.work.items()})
+        for name, block in kept.blocks.items()
+    }
+    return replace(kept, flushed=list(kept.flushed), gates=gates, blocks=blocks)

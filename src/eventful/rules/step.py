@@ -111,7 +111,7 @@ class Step:
         constants: values that depend on the weights and sizes alone, kept from step to step.
         inputs: what the gates read, by trunk; made from the policies where it is missing.
         track: takes over the blocks' calls, to record or to replay them; None to run them.
-        structure: which modules and parameters the model is made of, see `weights.Census`.
+        structure: which modules and parameters the model is made of, see `weights.ModelView`.
     """
 
     config: Config

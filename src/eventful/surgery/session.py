@@ -40,7 +40,7 @@ class Session:
         revision: how many times a starting stream found changed settings.
         placed: instance attributes set on modules, with what they replaced, for `restore`.
         handles: hooks to be removed with them.
-        residences: memory and CUDA graphs of steps on a GPU, by frame shape, dtype and device.
+        stores: memory and CUDA graphs of steps on a GPU, by frame shape, dtype and device.
         costs: measured times of steps, by model, rule, machine and frame, see `cost.times`.
         parts: modules and parameters of the trunks when they were last compared.
         structure: a number that grows each time the comparison finds other parts.
@@ -59,7 +59,7 @@ class Session:
     revision: int = 0
     placed: list[tuple[nn.Module, str, dict[str, object]]] = field(default_factory=list, repr=False)
     handles: list[RemovableHandle] = field(default_factory=list, repr=False)
-    residences: dict[Hashable, DeviceStore] = field(default_factory=dict, repr=False)
+    stores: dict[Hashable, DeviceStore] = field(default_factory=dict, repr=False)
     costs: dict[str, Costs] = field(default_factory=dict, repr=False)
     parts: list[ref[nn.Module | Tensor] | None] = field(default_factory=list, repr=False)
     structure: int = 0
@@ -100,7 +100,7 @@ class Session:
             "original": None,
             "volatile": None,
             "settings": None,
-            "residences": {},
+            "stores": {},
             "costs": {},
             "parts": [],
         }

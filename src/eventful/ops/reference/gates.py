@@ -70,6 +70,11 @@ class PickRule:
     slots: Tensor | None = None
     hold: Tensor | None = None
 
+    @property
+    def forces(self) -> bool:
+        """Whether any token passes whatever its error."""
+        return bool(self.prefix or self.suffix or self.period is not None)
+
     def forced(self, tokens: int) -> Tensor:
         """(B, N) tokens that pass whatever their error."""
         token = torch.arange(tokens, device=self.level.device)
@@ -129,7 +134,7 @@ def pick(error: Tensor, rule: PickRule, width: int | None, report: Tensor) -> Pi
     Args:
         error: (B, N).
         width: M; the tokens come forced ones first, then by falling error. None for as many as
-            pass, in ascending order: this asks the host how many they are.
+            pass, in ascending order: the host must then know how many they are.
         report: (B, REPORT) int32, written. Column 0: tokens that wanted to pass the leading gate,
             before the cap. 1: whether all errors were finite. 2: whether the scene was cut.
             3: tokens that the cap let pass, the most at any gate of the step. 4 is not `pick`'s:
@@ -148,7 +153,7 @@ def pick(error: Tensor, rule: PickRule, width: int | None, report: Tensor) -> Pi
     if not rule.leading:
         report[:, 3] = torch.maximum(report[:, 3], allowed.to(report.dtype))
         return picked
-    jumped = torch.zeros_like(finite) if rule.scene is None else _follow_scene(error, rule, finite)
+    jumped = torch.zeros_like(finite) if rule.scene is None else follow_scene(error, rule, finite)
     report[:, 0], report[:, 1], report[:, 2], report[:, 3] = wanted, finite, jumped, allowed
     return picked
 
@@ -172,7 +177,7 @@ def _fitting(order: Tensor, allowed: Tensor) -> Picked:
     return Picked(torch.where(valid, index, first[:, None]), allowed, None)
 
 
-def _follow_scene(error: Tensor, rule: PickRule, finite: Tensor) -> Tensor:
+def follow_scene(error: Tensor, rule: PickRule, finite: Tensor) -> Tensor:
     """(B,) whether the scene was cut; the running level moves toward the median of a sample."""
     assert rule.scene is not None
     assert rule.cut is not None

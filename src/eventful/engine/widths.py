@@ -1,0 +1,72 @@
+"""How many slots a step on a device needs, and what decides between dense and eventful."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eventful.cost.fallback import Demand
+from eventful.engine.plan import ResidentPlan
+from eventful.policies import SelectionParams
+
+_MARGIN = 1.125  # room for more tokens than passed at the last frame
+_FIRST_SHARE = 0.25  # of the tokens, before a threshold's first count is known
+
+
+def bucket(count: int, tokens: int, *, steady: bool = False) -> int:
+    """The number of slots that serves `count` tokens: few different ones, little padding.
+
+    Args:
+        steady: the count does not change from frame to frame, so one number serves all of them.
+    """
+    step = 8 if tokens < 512 else 64
+    while tokens >= 512 and count > 8 * step:  # beyond 512, less than a fifth is padding
+        step *= 2
+    step = min(step, 16) if steady else step
+    return min(tokens, max(step, -(-count // step) * step))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a stream's last step counted: tokens that wanted to pass, and that were let pass."""
+
+    wanted: int
+    passed: int
+
+
+def _most(params: SelectionParams, resident: ResidentPlan) -> int:
+    """Most tokens that pass a gate."""
+    return min(params.cap + resident.forced, resident.tokens)
+
+
+def demand_of(resident: ResidentPlan, known: Sequence[Counts | None]) -> Demand | None:
+    """What decides between dense and eventful; None where a stream's counts are not known."""
+    wanted, updated = [], []
+    for params, counts in zip(resident.params, known, strict=True):
+        most = _most(params, resident)
+        if params.level == -math.inf:  # a fixed number, known before any step has reported
+            counts = Counts(most, most)
+        if counts is None:
+            return None
+        updated.append(min(counts.wanted, most))
+        wanted.append(updated[-1] if params.budget else counts.wanted)
+    return Demand(max(wanted), max(updated))
+
+
+def width_of(resident: ResidentPlan, known: Sequence[Counts | None], *, steady: bool) -> int:
+    """Slots for the selections of a step.
+
+    Args:
+        known: what each stream's last step counted; None if that is not known.
+        steady: always as many as may pass.
+    """
+    fixed, need = True, 1
+    for params, counts in zip(resident.params, known, strict=True):
+        most = _most(params, resident)
+        if params.level != -math.inf and not steady:
+            share = resident.tokens * _FIRST_SHARE
+            guess = share if counts is None else counts.passed * _MARGIN
+            most, fixed = min(most, math.ceil(guess)), False
+        need = max(need, most)
+    return bucket(min(need, resident.tokens), resident.tokens, steady=fixed)
