@@ -41,17 +41,6 @@ class Stream(Runner):
             reports its own, as on a CPU. May be assigned between frames.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        policy: Policy | None = None,
-        *,
-        maps: bool = False,
-        check: Check = "async",
-    ) -> None:
-        super().__init__(model, maps=maps, check=check)
-        self._policy = checked_policy(policy) if policy is not None else self.config.policy
-
     def __repr__(self) -> str:
         return f"Stream({self._about(self._policy)})"
 
@@ -139,24 +128,12 @@ class StreamBatch(Runner):
 
     _partial = True
 
-    def __init__(
-        self,
-        model: nn.Module,
-        policy: Policy | None = None,
-        *,
-        maps: bool = False,
-        check: Check = "async",
-    ) -> None:
-        super().__init__(model, maps=maps, check=check)
-        self._default = checked_policy(policy) if policy is not None else self.config.policy
-        self._policies: dict[str, Policy | None] = {}
-
     def __repr__(self) -> str:
         names = [repr(name) for name in self.streams]
         if len(names) > _SHOWN:
             names = [*names[:_SHOWN], f"... {len(names)} in all"]
         shown = ", ".join(names) or "no streams"
-        return f"StreamBatch({self._about(self._default)}: {shown})"
+        return f"StreamBatch({self._about(self._policy)}: {shown})"
 
     def _names(self) -> Sequence[str]:
         return self.streams
@@ -169,12 +146,12 @@ class StreamBatch(Runner):
     @property
     def policy(self) -> Policy | None:
         """The policy of streams that join without one; assigning it sets it for all."""
-        return self._default
+        return self._policy
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        self._default = checked_policy(policy)
-        self._policies = dict.fromkeys(self._policies, self._default)
+        self._policy = checked_policy(policy)
+        self._policies = dict.fromkeys(self._policies, self._policy)
 
     def join(
         self, name: str, policy: Policy | None = None, *, snapshot: str | Path | bytes | None = None
@@ -187,7 +164,7 @@ class StreamBatch(Runner):
                 )
             if name in self._policies:
                 raise StreamNameError(f"Stream {name!r} is in the batch already; leave it first.")
-            chosen = self._default if policy is None else checked_policy(policy)
+            chosen = self._policy if policy is None else checked_policy(policy)
             content = (
                 None if snapshot is None else read_snapshot(identity_of(self._session), snapshot)
             )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from eventful import ops
-from eventful.config import Config, policies_set
+from eventful.config import Config, checked_policy, policies_set
 from eventful.engine import plan as plans
 from eventful.engine.advice import judge_frame
 from eventful.engine.call import Call
@@ -54,7 +54,14 @@ class Runner:
 
     _partial = False  # frames that are not finite are left out while the others are stepped
 
-    def __init__(self, model: nn.Module, *, maps: bool = False, check: Check = "async") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        policy: Policy | None = None,
+        *,
+        maps: bool = False,
+        check: Check = "async",
+    ) -> None:
         session = find_session(checked_model(model, type(self).__name__))
         if session is None:
             raise ConfigError(
@@ -64,6 +71,8 @@ class Runner:
         refuse_wrappers(model, trunks, f"eventful.{type(self).__name__}(converted)")
         self.model = model
         self.config: Config = session.config
+        self._policy = checked_policy(policy) if policy is not None else self.config.policy
+        self._policies: dict[str, Policy | None] = {}  # of a batch's streams, by name
         self.maps = maps
         self._session: Session = session
         self._executor: Executor = self._on_host(RowState(0))
