@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from eventful.cost.fallback import Demand, Timing
 from eventful.cost.times import ENOUGH, start_clock
@@ -48,30 +46,6 @@ class _InFlight:
     report: list[list[int]] = field(default_factory=list)
 
 
-class _Started:
-    """Holds a store for one step; the clock runs, and the first graph."""
-
-    __slots__ = ("_executor", "_frame")
-
-    def __init__(self, executor: DeviceExecutor, frame: Tensor) -> None:
-        self._executor, self._frame = executor, frame
-
-    def __enter__(self) -> None:
-        executor, frame = self._executor, self._frame
-        executor.store.lock.acquire()
-        try:
-            executor.clock = start_clock(frame.device, current_stream(frame.device))
-            executor.store.start(frame)
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *raised: object) -> None:
-        self._executor.clock = None
-        self._executor.store.discard_start()
-        self._executor.store.lock.release()
-
-
 class DeviceExecutor(Executor):
     """Steps streams whose memory is in the slots of a store.
 
@@ -96,11 +70,6 @@ class DeviceExecutor(Executor):
         self._resident: tuple[StepPlan, ResidentPlan] | None = None
         self._rings: dict[int, list[HostBuffers]] = {}
         self._stepped = False
-        self.clock: Callable[[], Callable[[], float]] | None = None  # of the step that started
-
-    def started(self, frame: Tensor) -> AbstractContextManager[None]:
-        """See `Executor`: the embedding of the frame begins."""
-        return _Started(self, frame)
 
     def leave(self, row: int) -> None:
         """See `Executor`."""
@@ -127,7 +96,7 @@ class DeviceExecutor(Executor):
             self.session, plan, self._resident_plan(plan), call, state,
             capture=not view.hooked(), structure=view.structure,
         )  # fmt: skip
-        clock = self.clock or start_clock(call.frame.device)
+        clock = start_clock(call.frame.device, current_stream(call.frame.device))
         try:
             output, record, timing = self._passes(request)
         except BaseException:

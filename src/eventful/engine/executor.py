@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
-
-from torch import Tensor
 
 from eventful.engine.call import Call
 from eventful.engine.plan import StepPlan
@@ -44,10 +41,6 @@ class Executor(ABC):
 
     state: StreamState
     checks_early: bool
-
-    @abstractmethod
-    def started(self, frame: Tensor) -> AbstractContextManager[None]:
-        """Holds what a step with this frame needs; work that needs no decision may begin."""
 
     @abstractmethod
     def settle(self) -> None:

@@ -24,10 +24,10 @@ from eventful.tokens.selection import Selection
 
 
 class Graphs:
-    """CUDA graphs recorded one after the other on a stream aside.
+    """Two CUDA graphs, recorded one after the other on a stream aside.
 
     Attributes:
-        complete: all are there.
+        complete: both are there.
     """
 
     def __init__(self, device: torch.device, pool: Any, side: Any) -> None:
@@ -44,12 +44,12 @@ class Graphs:
         self._start()
 
     def switch(self) -> None:
-        """Record what follows as the next graph."""
+        """Record what follows as the second graph."""
         self._stop()
         self._start()
 
     def end(self) -> None:
-        """All graphs are there."""
+        """Both graphs are there."""
         self._stop()
         self._aside.close()
         self.complete = True
@@ -62,16 +62,12 @@ class Graphs:
         self._aside.close()
         torch.cuda.synchronize(self._device)
 
-    def play_first(self) -> None:
-        """Launch the first."""
-        self._graphs[0].replay()
-
-    def play(self, between: Callable[[], None], *, started: bool = False) -> None:
-        """Launch all, or all but the first if it is `started`; `between` runs ahead of the last."""
-        for graph in self._graphs[1 if started else 0 : -1]:
-            graph.replay()
+    def play(self, between: Callable[[], None]) -> None:
+        """Launch both; `between` runs ahead of the second."""
+        first, second = self._graphs
+        first.replay()
         between()
-        self._graphs[-1].replay()
+        second.replay()
 
     def _start(self) -> None:
         graph: Any = torch.cuda.CUDAGraph()

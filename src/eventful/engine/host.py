@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
-
-from torch import Tensor
 
 from eventful.cost.fallback import Timing
 from eventful.cost.times import start_clock
@@ -41,10 +38,6 @@ class HostExecutor(Executor):
         self.checks_early = True
         self._constants: dict[Any, Any] = {}
         self._seen = False
-
-    def started(self, frame: Tensor) -> AbstractContextManager[None]:
-        """Nothing begins early."""
-        return nullcontext()
 
     def settle(self) -> None:
         """Nothing is in flight."""

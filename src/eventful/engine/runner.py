@@ -207,14 +207,13 @@ class Runner:
         self, rows: Sequence[int], policies: Sequence[Policy | None], call: Call
     ) -> StepResult:
         """Step the streams in `rows`; one that raises is undone, or the next recomputes all."""
-        with self._executor.started(call.frame):
-            self._executor.settle()
-            view, late = self._check_weights()
-            plan = self._plan(policies, call, view)
-            try:
-                done = self._executor.step(rows, plan, call, view)
-            except NotReached as failed:
-                raise self._refusal(call, failed.error) from failed.error.__cause__
+        self._executor.settle()
+        view, late = self._check_weights()
+        plan = self._plan(policies, call, view)
+        try:
+            done = self._executor.step(rows, plan, call, view)
+        except NotReached as failed:
+            raise self._refusal(call, failed.error) from failed.error.__cause__
         if late and not self._executor.checks_early:
             view = self._check_late(rows, settings=not done.ran_model) or view
         self._signature = self._signature or signature_of(call.frame)

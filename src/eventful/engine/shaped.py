@@ -2,10 +2,9 @@
 
 A step of B streams with M slots to each selection always launches the same kernels on the
 same addresses: the frame, the streams' parameters and the numbers of their slots are copied to
-fixed places first. On CUDA it is recorded on its second use as three graphs: up to the first gate,
-which needs the frame alone and is launched before the host has read the last report; the choice of
-tokens; and the rest, so that the host learns what was chosen while the blocks still run. Of a model
-that waits for the host itself, as detectors do, the blocks alone are recorded, in two graphs.
+fixed places first. On CUDA it is recorded on its second use as two graphs, one up to the choice
+of tokens and one for the rest, so that the host learns what was chosen while the blocks still
+run. Of a model that waits for the host itself, as detectors do, the blocks alone are recorded.
 """
 
 from __future__ import annotations
@@ -81,7 +80,6 @@ class ShapedStep:
     refused: bool = False
     waits: bool | None = None
     recorded: Recorded | None = None
-    _started: bool = False  # the first graph runs for the frame at hand
     _current: Any = field(default=None, repr=False)  # the CUDA stream of the running step
     _held: Any = field(default=None, repr=False)  # rows, turns and parameters in `params`
 
@@ -99,29 +97,6 @@ class ShapedStep:
             constants=constants,
             report_extra=report_extra,
         )
-
-    def starts(self, frame: Tensor) -> bool:
-        """Whether a frame's way up to the first gate is recorded."""
-        known = self.frame
-        return (
-            self.recorded is not None
-            and self.recorded.blocks is None
-            and frame.shape == known.shape
-            and frame.dtype == known.dtype
-            and frame.device == known.device
-            and not frame.requires_grad
-        )
-
-    def start(self, frame: Tensor) -> None:
-        """Launch what needs the frame alone, ahead of the decision what the step is to do."""
-        assert self.recorded is not None
-        self.frame.copy_(frame, non_blocking=True)
-        self.recorded.graphs.play_first()
-        self._started = True
-
-    def discard_start(self) -> None:
-        """What was started is not used, or was."""
-        self._started = False
 
     def run(self, request: StepRequest, host: HostBuffers, stream: Any, memory: Any) -> Outcome:
         """Run one pass.
@@ -230,16 +205,13 @@ class ShapedStep:
     def _replay(self, recorded: Recorded, request: StepRequest, host: HostBuffers) -> Outcome:
         """Launch recorded work, inside a step of the model that runs around it if one does."""
         events: list[Any] = []
-        started, self._started = self._started, False  # later graphs overwrite what it left
 
         def play() -> None:
-            sent = lambda: events.append(self._send_report(host))  # noqa: E731
-            recorded.graphs.play(sent, started=started)
+            recorded.graphs.play(lambda: events.append(self._send_report(host)))
             host.sound.copy_(self.sound, non_blocking=True)
 
         if recorded.blocks is None:
-            if not started:
-                self.frame.copy_(request.call.frame, non_blocking=True)
+            self.frame.copy_(request.call.frame, non_blocking=True)
             play()
             output = _cloned(recorded.output)
         else:
@@ -309,10 +281,8 @@ class ShapedStep:
                 launch(request.session, outer, request.call.run)
             blocks = recorder.blocks
         else:
-            step_of.append(step := self._step(request, gated))
-            (inputs,) = step.inputs.values()
-            inputs.entering = partial(self._enter, graphs, step)
-            graphs.begin()
+            step_of.append(self._step(request, gated))
+            self._begin(graphs, step_of[0])
             output = launch(request.session, step_of[0], whole)
         if not graphs.complete:
             raise UnsupportedError("The call ended ahead of the last block.")
@@ -320,13 +290,8 @@ class ShapedStep:
         return Recorded(graphs, blocks, output, record, counts_in(record), numbers[0])
 
     def _begin(self, graphs: Graphs, step: Step) -> None:
-        """Start recording at the first block; the inputs are read inside the recording."""
+        """Start recording; the inputs are read inside the recording."""
         graphs.begin()
-        self._read_params(step)
-
-    def _enter(self, graphs: Graphs, step: Step) -> None:
-        """Go on recording at the first gate, which reads the inputs."""
-        graphs.switch()
         self._read_params(step)
 
     def _give_up(self, error: Exception) -> None:

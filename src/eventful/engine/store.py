@@ -30,7 +30,7 @@ class DeviceStore:
 
     def __init__(self) -> None:
         self.pool = SlotPool()
-        self.lock = threading.RLock()
+        self.lock = threading.Lock()
         self.constants: dict[Any, Any] = {}
         self.shapes: OrderedDict[StepShape, ShapedStep] = OrderedDict()
         self._last: tuple[StepShape, ShapedStep] | None = None  # used last
@@ -38,7 +38,6 @@ class DeviceStore:
         self._seen: list[ModelView] = []  # of streams whose weights are those in use
         self._probe = Probe([])  # of these weights, and what it read of them
         self._contents: list[Tensor] = []
-        self._read: list[Tensor] = []
         self._graph_memory: Any = None
         self._last_stream: Any = None
 
@@ -58,20 +57,7 @@ class DeviceStore:
             self._drop_shapes()
             self._probe = Probe(view.parameters)
             self._contents = self._probe.values()
-            self._read = view.memory()  # recorded work may read it before a change is noticed
         self._seen = [view, *self._seen[:63]]
-
-    def start(self, frame: Tensor) -> None:
-        """Launch what the next step needs of the frame alone, if it is like the last one."""
-        current = self._last is not None and self.pool.generation == self._generation
-        if self._last is not None and current and self._last[1].starts(frame):
-            self._follow_stream(frame.device)
-            self._last[1].start(frame)
-
-    def discard_start(self) -> None:
-        """What was started is not used, or was."""
-        if self._last is not None:
-            self._last[1].discard_start()
 
     def run(self, request: StepRequest, host: HostBuffers) -> Outcome:
         """Run one pass; its caller holds `lock`."""
@@ -84,7 +70,6 @@ class DeviceStore:
         state.fixed = len(state) >= _MANY and state.in_a_row
         shape = request.shape()
         if self._last is None or self._last[0] != shape:
-            self.discard_start()
             self._last = (shape, self._shaped(shape, request.call.frame))
         shaped = self._last[1]
         return shaped.run(request, host, stream, self._memory_of_graphs)
@@ -95,7 +80,7 @@ class DeviceStore:
             torch.cuda.synchronize()  # recorded work may still be running
         self._drop_shapes()
         self._seen.clear()
-        self._probe, self._contents, self._read = Probe([]), [], []
+        self._probe, self._contents = Probe([]), []
         self.constants.clear()
         self.pool.close()
 
@@ -111,7 +96,6 @@ class DeviceStore:
         return self.shapes[shape]
 
     def _drop_shapes(self) -> None:
-        self.discard_start()
         self.shapes.clear()
         self._last = None
         self._graph_memory = None

@@ -79,12 +79,6 @@ class ModelView:
         """Of the trunks."""
         return self._trunk.parameters
 
-    def memory(self) -> list[Tensor]:
-        """All weights and buffers: whoever holds this keeps their memory."""
-        parameters = (*self._trunk.parameters, *self._rest.parameters)
-        tensors = (*parameters, *self._settings.tensors, *self._rest_settings.tensors)
-        return [tensor.detach() for tensor in tensors]
-
     @property
     def settings(self) -> list[Any]:
         """Attributes of the trunks' modules."""

@@ -63,31 +63,55 @@ def error_norm(
 
 
 def pick(error: Tensor, rule: PickRule, width: int | None, report: Tensor) -> Picked:
-    """See `reference.pick`; without a width the host counts, and most of the work falls away."""
-    if width is not None or len(error) > 1:
+    """See `reference.pick`; without a width the host counts, and most of the work falls away.
+
+    Then only the first gate looks for bad frames: a step with one is undone.
+    """
+    if width is not None:
         return reference.pick(error, rule, width, report)
+    if rule.counts is not None and len(set(rule.counts)) == 1:
+        return _pick_counted(error, rule, rule.counts[0], report)
+    if len(error) > 1 or error.device.type != "cpu":
+        return reference.pick(error, rule, width, report)
+    return _pick_one(error, rule, report)
+
+
+def _ranked(error: Tensor, forced: Tensor | None) -> Tensor:
+    """(B, N) tokens by falling error, forced ones first; of equals the first is ahead."""
+    ranked = error if forced is None else error.masked_fill(forced, torch.inf)
+    return ranked.argsort(dim=-1, descending=True, stable=True)
+
+
+def _pick_counted(error: Tensor, rule: PickRule, count: int, report: Tensor) -> Picked:
+    """The same number of tokens in every stream, known to the host: nothing is waited for."""
+    order = _ranked(error, rule.forced(error.shape[1]) if rule.forces else None)
+    if rule.leading:
+        finite = torch.isfinite(error).all(dim=-1)
+        report[:, 0], report[:, 1], report[:, 3] = count, finite, count
+        report[:, 2] = 0 if rule.scene is None else reference.follow_scene(error, rule, finite)
+    counts = torch.full((len(error),), count, device=error.device)
+    return Picked(order[:, :count].sort(dim=-1).values, counts, None, full=True)
+
+
+def _pick_one(error: Tensor, rule: PickRule, report: Tensor) -> Picked:
+    """The tokens of one stream, in the host's memory."""
     tokens, level, cap = error.shape[1], float(rule.level), int(rule.cap)
     forced = rule.forced(tokens) if rule.forces else None
     numbers = report[0].tolist()
-    # Only the first gate looks for bad frames: a step with one is undone.
     finite = bool(torch.isfinite(error).all()) if rule.leading else numbers[1] > 0
     least = 0 if forced is None else int(forced.sum())
-    above = tokens - least
-    if level != -torch.inf:
-        over = error > level
-        above = int((over if forced is None else over & ~forced).sum())
+    over = error > level
+    above = int((over if forced is None else over & ~forced).sum())
     allowed = least + min(cap, above) if finite else 0
-    wanted = allowed if level == -torch.inf or not finite else least + above
-    ranked = error if forced is None else error.masked_fill(forced, torch.inf)
-    order = ranked.argsort(dim=-1, descending=True, stable=True)
-    count = torch.tensor([allowed], device=error.device)
     if rule.leading:
-        known = torch.tensor([finite], device=error.device)
+        known = torch.tensor([finite])
         cut = 0 if rule.scene is None else int(reference.follow_scene(error, rule, known))
+        wanted = allowed if level == -torch.inf or not finite else least + above
         report[0, :4] = torch.tensor([wanted, finite, cut, allowed])
     elif allowed > numbers[3]:
         report[0, 3] = allowed
-    return Picked(order[:, :allowed].sort(dim=-1).values, count, None)
+    index = _ranked(error, forced)[:, :allowed].sort(dim=-1).values
+    return Picked(index, torch.tensor([allowed]), None, full=True)
 
 
 def gate_error(

@@ -7,6 +7,7 @@ nothing waits: a bad frame's writes are masked, and the host reads the report la
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,8 +51,6 @@ class Gate:
         """A gate that tokens (B, N, D) are about to pass."""
         leading = spec.first and kind in LEADING
         inputs = step.inputs_of(spec.trunk, tokens)
-        if leading:
-            inputs.entering()
         return cls(step, spec, kind, spec.gate_name(kind), leading, inputs)
 
     @property
@@ -244,8 +243,27 @@ def _rule(this: Gate, level: Tensor, error: Tensor) -> ops.PickRule:
         period=None if config.max_age is None else refresh_period(config.max_age, this.spec.depth),
         turn=inputs.turn,
         leading=this.leading,
+        counts=_counts(this, error.shape[1]),
         **(_scene(this, error) if scenes else {}),
     )
+
+
+def _counts(this: Gate, tokens: int) -> tuple[int, ...] | None:
+    """How many tokens of each stream pass, where no policy has a level."""
+    step, params = this.step, this.inputs.params
+    if params is None or any(one.level != -math.inf for one in params):
+        return None
+    layout, config = step.layouts[this.spec.trunk], step.config
+    ends = (layout.prefix, tokens - layout.suffix) if config.protect else (0, tokens)
+    period = None if config.max_age is None else refresh_period(config.max_age, this.spec.depth)
+    counts = []
+    for one, frames in zip(params, step.state.frames, strict=True):
+        forced = tokens - (ends[1] - ends[0])
+        if period is not None:
+            due = range(ends[0] + (frames + 1 - ends[0]) % period, ends[1], period)
+            forced += len(due)
+        counts.append(min(tokens, forced + one.cap))
+    return tuple(counts)
 
 
 def _scene(this: Gate, error: Tensor) -> dict[str, Any]:

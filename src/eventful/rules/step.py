@@ -37,9 +37,9 @@ class GateInputs:
         report: (B, ops.REPORT) int32, see `ops.pick`.
         sound: (B,) whether all outputs were finite; set by the last block.
         width: slots of every selection, M; None for as many as pass.
+        params: of the policies, where the host may use them; None elsewhere.
         own_policies: some policy has no parameters, so that all policies' `select` is called.
         count_wanted: all tokens are updated, and those that wanted to pass are counted first.
-        entering: called ahead of the first gate.
         gated: called once the report of the first gate is complete.
     """
 
@@ -50,9 +50,9 @@ class GateInputs:
     report: Tensor
     sound: Tensor
     width: int | None = None
+    params: Sequence[SelectionParams] | None = None
     own_policies: bool = False
     count_wanted: bool = False
-    entering: Callable[[], None] = lambda: None
     gated: Callable[[], None] = lambda: None
 
     @classmethod
@@ -74,6 +74,7 @@ class GateInputs:
             noise=noise,
             report=torch.zeros(len(params), ops.REPORT, dtype=torch.int32, device=device),
             sound=torch.ones(len(params), dtype=torch.bool, device=device),
+            params=None if own else params,
             own_policies=own,
         )
 

@@ -48,8 +48,8 @@ class Selection:
     def of(cls, picked: ops.Picked, tokens: int, wanted: Tensor | None = None) -> Selection:
         """What a gate picked of N tokens."""
         count: Tensor | None = picked.count
-        if picked.places is None and (len(picked.index) == 1 or _all_count(picked)):
-            count = None  # the host knows the number already
+        if picked.full or (picked.places is None and _all_count(picked)):
+            count = None
         return cls(picked.index, tokens, count, picked.places, wanted=wanted)
 
     @classmethod

@@ -56,6 +56,8 @@ class PickRule:
         cut: factor, fraction and momentum of the scene cut.
         slots: (B,) row of `scene` that belongs to each stream; None if row b does.
         hold: (B,) streams whose frame says nothing about the scene; None for none.
+        counts: for each stream how many tokens pass, where that does not depend on the errors and
+            the host knows it; None elsewhere.
     """
 
     level: Tensor
@@ -69,6 +71,7 @@ class PickRule:
     cut: tuple[float, float, float] | None = None
     slots: Tensor | None = None
     hold: Tensor | None = None
+    counts: tuple[int, ...] | None = None
 
     @property
     def forces(self) -> bool:
@@ -93,13 +96,15 @@ class Picked:
     Attributes:
         index: (B, M) tokens, padded with the first.
         count: (B,) slots that count.
-        places: (B, N) slot of each token, -1 for those that do not pass; None where `pick` may
-            ask the host.
+        places: (B, N) slot of each token, -1 for those that do not pass; None without a fixed
+            number of slots.
+        full: every slot of every stream is known to count.
     """
 
     index: Tensor
     count: Tensor
     places: Tensor | None
+    full: bool = False
 
 
 def wanted_tokens(
