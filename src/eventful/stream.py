@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from eventful.config import checked_policy
 from eventful.engine.call import Call
-from eventful.engine.device import Check
-from eventful.engine.executor import StepResult
+from eventful.engine.executor import Check, StepResult
 from eventful.engine.frames import (
     Signature,
     batched,

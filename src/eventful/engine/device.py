@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from eventful.cost.fallback import Demand, Timing
 from eventful.cost.times import ENOUGH, start_clock
 from eventful.engine.call import Call
-from eventful.engine.executor import Executor, StepResult
+from eventful.engine.executor import Check, Executor, StepResult
 from eventful.engine.guard import CHANGED
 from eventful.engine.passes import split_flushes
 from eventful.engine.plan import ResidentPlan, StepPlan
@@ -27,7 +27,6 @@ from eventful.rules.record import StepRecord
 from eventful.rules.step import FlushRequired
 from eventful.surgery.session import Session
 
-Check = Literal["async", "sync"]
 _RING = 6  # two passes a step, and the steps whose reports are still to be read
 
 
@@ -52,8 +51,6 @@ class DeviceExecutor(Executor):
     Args:
         names: gives the streams' names, in order, where they have some.
     """
-
-    checks_early = False
 
     def __init__(
         self, session: Session, store: DeviceStore, rows: RowState, check: Check,

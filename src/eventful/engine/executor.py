@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from eventful.engine.call import Call
 from eventful.engine.plan import StepPlan
 from eventful.engine.view import ModelView
 from eventful.memory.state import StreamState
 from eventful.rules.record import StepRecord
+
+Check = Literal["async", "sync"]
 
 
 @dataclass
@@ -35,12 +37,13 @@ class Executor(ABC):
     """Owns the state of some streams, and steps them.
 
     Attributes:
-        state: their memory. `state.reversible` says what happens to a step that fails.
-        checks_early: whether the weights are checked before each step rather than after it.
+        state: their memory. `state.reversible` says what happens to a step that fails. Where it
+            is, the model is checked before each step, elsewhere while the device is at work.
+        check: with `sync` a step waits, and raises its own errors.
     """
 
     state: StreamState
-    checks_early: bool
+    check: Check = "async"
 
     @abstractmethod
     def settle(self) -> None:

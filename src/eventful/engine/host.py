@@ -35,7 +35,6 @@ class HostExecutor(Executor):
     partial: bool = False
 
     def __post_init__(self) -> None:
-        self.checks_early = True
         self._constants: dict[Any, Any] = {}
         self._seen = False
 

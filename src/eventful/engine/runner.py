@@ -15,9 +15,9 @@ from eventful.engine import plan as plans
 from eventful.engine.advice import judge_frame
 from eventful.engine.call import Call
 from eventful.engine.dense import Fallbacks
-from eventful.engine.device import Check, DeviceExecutor
+from eventful.engine.device import DeviceExecutor
 from eventful.engine.exclusive import Exclusive
-from eventful.engine.executor import Executor, StepResult
+from eventful.engine.executor import Check, Executor, StepResult
 from eventful.engine.frames import (
     Signature,
     batched,
@@ -98,8 +98,7 @@ class Runner:
         if check not in get_args(Check):
             raise ConfigError(f"check is 'async' or 'sync'; got {check!r}.")
         self._check: Check = check
-        if isinstance(self._executor, DeviceExecutor):
-            self._executor.check = check
+        self._executor.check = check
 
     @property
     def _state(self) -> StreamState:
@@ -214,7 +213,7 @@ class Runner:
             done = self._executor.step(rows, plan, call, view)
         except NotReached as failed:
             raise self._refusal(call, failed.error) from failed.error.__cause__
-        if late and not self._executor.checks_early:
+        if late and not self._state.reversible:
             view = self._check_late(rows, settings=not done.ran_model) or view
         self._signature = self._signature or signature_of(call.frame)
         # Attributes were looked at right before the model's code ran, so it changed them itself.
@@ -232,7 +231,7 @@ class Runner:
             What was seen of it, and whether the rest is checked while the device is at work.
         """
         known = self._weights.known
-        if known is None or self._executor.checks_early or not known.same_places():
+        if known is None or self._state.reversible or not known.same_places():
             view = self._weights.check()
             check_mode(view)
             return view, False
@@ -291,12 +290,12 @@ class Runner:
         )
         if reason is None and len(self._session.trunks) > 1:
             reason = "the model has several trunks"
-        if reason is None and self._executor.checks_early:
+        if reason is None and self._state.reversible:
             store = store_of(self._session.stores, batched(signature_of(frame), None))
             self._executor = DeviceExecutor(
                 self._session, store, self._state.detached(), self.check, self._names
             )
-        elif reason is not None and not self._executor.checks_early:
+        elif reason is not None and not self._state.reversible:
             self._executor = self._on_host(self._state.detached())
 
     def _layouts(self, frame: Tensor) -> dict[str, TokenLayout]:
