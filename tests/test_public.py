@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import math
 import subprocess
 import sys
 import warnings
@@ -10,6 +12,9 @@ import warnings
 import pytest
 
 import eventful
+import zoo_timm
+from clips import moving_square
+from eventful import Config, Selection, TopR, policies
 from eventful._moved import MOVED, new_name
 
 PUBLIC = [
@@ -77,3 +82,43 @@ def test_other_names_are_left_alone():
     assert new_name("elsewhere.data") is None
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("eventful.nothing")
+
+
+@dataclasses.dataclass(frozen=True)
+class OldPolicy:
+    """Written for the first version: its parameters are called dials."""
+
+    order: float = 2.0
+
+    def select(self, error, context):
+        raise AssertionError("its parameters serve")
+
+    def dials(self, tokens):
+        return policies.SelectionParams(-math.inf, 3, budget=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnSelect(TopR):
+    """Inherits parameters that do not describe what it selects."""
+
+    def select(self, error, context):
+        return Selection.nothing(*error.shape, error.device)
+
+
+def test_a_policy_with_dials_still_runs():
+    with pytest.warns(DeprecationWarning, match="OldPolicy.dials is now called params"):
+        assert policies.params_of(OldPolicy(), 9).cap == 3
+    with pytest.warns(DeprecationWarning, match="SelectionParams"):
+        assert policies.Dials is policies.SelectionParams
+
+
+@pytest.mark.parametrize("devices", [set(), {"cpu"}], ids=["host", "resident"])
+def test_a_select_of_its_own_is_used(devices, monkeypatch):
+    monkeypatch.setattr("eventful.engine.plan.DEVICES", devices)
+    assert policies.params_of(OwnSelect(5), 9) is None
+    assert policies.params_of(TopR(5), 9).cap == 5
+    entry = zoo_timm.ZOO["vit"]
+    stream = eventful.Stream(eventful.convert(entry.make(), Config.fast()), OwnSelect(5))
+    for frame in moving_square(3, entry.size):
+        stream(frame)
+    assert stream.last.updated == {"frame": 0.0}

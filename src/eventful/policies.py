@@ -143,6 +143,14 @@ def params_of(policy: Policy, tokens: int) -> SelectionParams | None:
     return None
 
 
+def __getattr__(name: str) -> Any:
+    """Old names."""
+    if name == "Dials":
+        warnings.warn("Dials is now SelectionParams.", DeprecationWarning, stacklevel=2)
+        return SelectionParams
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def refresh_period(max_age: int, depth: int) -> int:
     """Frames between two refreshes of a token: in that many consecutive frames each is due once.
 
