@@ -228,6 +228,41 @@ def use_clock(now: Callable[[], float]) -> Iterator[None]:
         _now.remove(now)
 
 
+_events: dict[torch.device, list[tuple[Any, Any]]] = {}  # of clocks that nobody reads any more
+
+
+class _EventClock:
+    """Times work on a CUDA stream with two events, which the next clock uses again."""
+
+    __slots__ = ("_end", "_free", "_ms", "_start", "_stream")
+
+    def __init__(self, device: torch.device, stream: Any) -> None:
+        self._free = _events.setdefault(device, [])
+        make: Any = torch.cuda.Event  # torch gives it no types
+        try:
+            self._start, self._end = self._free.pop()
+        except IndexError:
+            self._start, self._end = make(enable_timing=True), make(enable_timing=True)
+        self._stream = stream or torch.cuda.current_stream(device)
+        self._ms: float | None = None
+        self._start.record(self._stream)
+
+    def stop(self) -> Callable[[], float]:
+        """Stop; the result waits for the work and gives its milliseconds."""
+        self._end.record(self._stream)
+        return self.read
+
+    def read(self) -> float:
+        """Milliseconds between start and stop."""
+        if self._ms is None:
+            self._end.synchronize()
+            self._ms = float(self._start.elapsed_time(self._end))
+        return self._ms
+
+    def __del__(self) -> None:
+        self._free.append((self._start, self._end))
+
+
 def start_clock(device: torch.device, stream: Any = None) -> Callable[[], Callable[[], float]]:
     """Start timing; calling the result stops, and gives a function that reads milliseconds.
 
@@ -235,21 +270,7 @@ def start_clock(device: torch.device, stream: Any = None) -> Callable[[], Callab
         stream: the device's current CUDA stream, where it is known already.
     """
     if device.type == "cuda" and not _now:
-        make: Any = torch.cuda.Event  # torch gives it no types
-        start, end = make(enable_timing=True), make(enable_timing=True)
-        stream = stream or torch.cuda.current_stream(device)
-        start.record(stream)
-
-        def stop_events() -> Callable[[], float]:
-            end.record(stream)
-
-            def read() -> float:
-                end.synchronize()
-                return float(start.elapsed_time(end))
-
-            return read
-
-        return stop_events
+        return _EventClock(device, stream).stop
     now = _now[-1] if _now else time.perf_counter
     began = now()
 
