@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.architecture import pages, tracing
 from benchmarks.architecture.tracing import Call
+from eventful import Config, TopR
 from test_house import FLOOR_OF
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +37,21 @@ def test_the_table_of_packages_is_up_to_date():
 @pytest.mark.parametrize("way", pages.WAYS)
 def test_calls_go_down(traces, way):
     assert pages.unexpected(traces[way]) == []
+
+
+OTHERS = {
+    "exact": Config.exact(),
+    "paper": Config.paper(TopR(8)),
+    "block": Config(TopR(8), gating="block", max_age=16),
+}
+
+
+@pytest.mark.parametrize("way", pages.WAYS)
+@pytest.mark.parametrize("rule", OTHERS)
+def test_calls_go_down_under_other_rules(rule, way):
+    calls = tracing.steady_frame(way, config=OTHERS[rule])
+    assert any(call.package == "rules" for call in calls)
+    assert pages.unexpected(calls) == []
 
 
 def test_calls_upward_are_in_the_page():

@@ -97,11 +97,14 @@ def traced(run: Callable[[], Any]) -> list[Call]:
     return calls
 
 
-def steady_frame(way: str, device: str = "cpu") -> list[Call]:
+def steady_frame(
+    way: str, device: str = "cpu", config: eventful.Config | None = None
+) -> list[Call]:
     """Step a small converted timm ViT until it is steady, and trace one more frame.
 
     Args:
         way: `host`, or `device` for the steps of a GPU; without one these run on the CPU.
+        config: `Config.fast()` if left out.
     """
     torch.manual_seed(7)
     vit: Any = load("timm.models.vision_transformer")
@@ -111,7 +114,7 @@ def steady_frame(way: str, device: str = "cpu") -> list[Call]:
     frames = [frame.to(device) for frame in clip(WARM + 1)]
     # A clock that stands still: whether a step runs dense must not depend on this machine.
     with _steps_of({device} if way == "device" else set()), use_clock(lambda: 0.0):
-        stream = eventful.Stream(eventful.convert(model.eval().to(device)))
+        stream = eventful.Stream(eventful.convert(model.eval().to(device), config))
         for frame in frames[:-1]:
             stream(frame)
         calls = traced(lambda: stream(frames[-1]))
