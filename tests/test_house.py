@@ -42,6 +42,9 @@ KNOWS_MODEL_LIBRARIES = {"surgery", "bench", "cli"}
 NOT_AT_IMPORT = MODEL_LIBRARIES | {"av", "typer", "rich", "matplotlib", "pandas"}
 SHAPELESS_NAMES = {"utils", "util", "misc", "common", "helpers", "helper"}
 MOST_LINES = 450
+MOST_FILES = 10  # at the top level of the package
+MOST_FUNCTION_LINES = 60
+MOST_PARAMETERS = 10
 
 
 @dataclass(frozen=True)
@@ -211,6 +214,45 @@ def shapeless(house: House) -> list[str]:
     return [m for m in house.files if SHAPELESS_NAMES & set(m.split("."))]
 
 
+def crowded(house: House) -> list[str]:
+    """Too many files beside the packages, whatever their kind."""
+    top = house.files[PACKAGE].parent
+    files = [path.name for path in top.iterdir() if path.is_file()]
+    if len(files) <= MOST_FILES:
+        return []
+    return [f"{PACKAGE} has {len(files)} files at its top level: {', '.join(sorted(files))}"]
+
+
+def sprawling(house: House) -> list[str]:
+    """Functions with too many lines or too many parameters; kernels need both."""
+    broken = []
+    for module, path in house.files.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if module.startswith(f"{PACKAGE}.ops.triton") and is_kernel(node):
+                continue
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > MOST_FUNCTION_LINES:
+                broken.append(f"{module}:{node.lineno} {node.name} has {lines} lines")
+            if (count := parameters(node)) > MOST_PARAMETERS:
+                broken.append(f"{module}:{node.lineno} {node.name} has {count} parameters")
+    return broken
+
+
+def is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function is compiled by Triton."""
+    return any(ast.unparse(mark).startswith("triton.jit") for mark in node.decorator_list)
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Parameters of a function, without the `self` or `cls` of a method."""
+    given = node.args
+    names = [argument.arg for argument in (*given.posonlyargs, *given.args)]
+    own = len(names) - (names[:1] in (["self"], ["cls"]))
+    return own + len(given.kwonlyargs) + (given.vararg is not None) + (given.kwarg is not None)
+
+
 RULES = {
     "floor": homeless,
     "downward": downward_imports,
@@ -218,6 +260,8 @@ RULES = {
     "stranger": strangers,
     "length": too_long,
     "name": shapeless,
+    "crowd": crowded,
+    "function": sprawling,
 }
 
 
@@ -246,6 +290,11 @@ def test_core_import_loads_no_optional_library() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
 
+
+SKELETON = ["ops", "tokens", "memory", "rules", "surgery", "models", "paper", "cli"]
+ROOMS = ["errors", "config", "policies", "stream"]
+LINE = "        x = 1\n"
+LETTERS = "abcdefgh"
 
 # What each rule must refuse: files of a made-up tree, and the module it must name.
 BROKEN = {
@@ -282,6 +331,27 @@ BROKEN = {
     "homeless": ("floor", {"attic.py": ""}, "attic"),
     "long": ("length", {"rules/a.py": "x = 1\n" * (MOST_LINES + 1)}, "rules.a"),
     "shapeless": ("name", {"ops/utils.py": ""}, "ops.utils"),
+    "crowded": ("crowd", {f"part{n}.txt": "" for n in range(MOST_FILES)}, ""),
+    "long function": (
+        "function",
+        {"rules/a.py": f"class A:\n    def f(self):\n{LINE * MOST_FUNCTION_LINES}"},
+        "rules.a:2 f has 61 lines",
+    ),
+    "many parameters": (
+        "function",
+        {"rules/a.py": f"def f({', '.join(LETTERS)}, *args, k=1, **rest): ..."},
+        "rules.a:1 f has 11 parameters",
+    ),
+    "many parameters of a launcher": (
+        "function",
+        {"ops/triton/a.py": f"def f({', '.join(LETTERS)}, x, y, z): ..."},
+        "ops.triton.a:1 f has 11 parameters",
+    ),
+    "a kernel elsewhere": (
+        "function",
+        {"ops/a.py": f"@triton.jit\ndef f({', '.join(LETTERS)}, x, y, z): ..."},
+        "ops.a:2 f has 11 parameters",
+    ),
 }
 
 FINE = {
@@ -297,10 +367,16 @@ FINE = {
     },
     "adapter": {"surgery/vit.py": "from timm.models import vit\nload('transformers')"},
     "longest": {"rules/a.py": "x = 1\n" * MOST_LINES},
+    "as many files as may be": {f"part{n}.txt": "" for n in range(MOST_FILES - len(ROOMS) - 1)},
+    "longest function": {"rules/a.py": f"def f():\n{LINE * (MOST_FUNCTION_LINES - 1)}"},
+    "as many parameters as may be": {
+        "rules/a.py": f"class A:\n    def f(self, {', '.join(LETTERS)}, *args, k=1): ..."
+    },
+    "kernel": {
+        "ops/triton/a.py": f"@triton.jit(noinline=True)\ndef f({', '.join(LETTERS)}, x, y, z):\n"
+        f"{LINE * MOST_FUNCTION_LINES}"
+    },
 }
-
-SKELETON = ["ops", "tokens", "memory", "rules", "surgery", "models", "paper", "cli"]
-ROOMS = ["errors", "config", "policies", "stream"]
 
 
 def build(root: Path, files: dict[str, str]) -> House:
@@ -318,7 +394,8 @@ def build(root: Path, files: dict[str, str]) -> House:
 def test_rule_refuses(tmp_path: Path, case: str) -> None:
     rule, files, culprit = BROKEN[case]
     found = RULES[rule](build(tmp_path, files))
-    assert any(entry.startswith(f"{PACKAGE}.{culprit}") for entry in found), found
+    start = f"{PACKAGE}.{culprit}" if culprit else PACKAGE
+    assert any(entry.startswith(start) for entry in found), found
 
 
 @pytest.mark.parametrize("case", FINE)

@@ -67,7 +67,9 @@ def test_scoring_does_not_change_what_is_learned(tmp_path: Path) -> None:
 
 def test_every_step_is_reported(tmp_path: Path) -> None:
     reported: list[StepProgress] = []
-    trainer(tmp_path, on_step=reported.append).fit()
+    run = trainer(tmp_path)
+    run.on_step = reported.append
+    run.fit()
     assert [(m.step, m.steps, m.epoch) for m in reported] == [
         (1, 6, 0), (2, 6, 0), (3, 6, 0), (4, 6, 1), (5, 6, 1), (6, 6, 1),
     ]  # fmt: skip

@@ -16,12 +16,11 @@ from typer.core import TyperGroup
 from eventful.cli.evaluate import evaluate
 from eventful.cli.options import (
     Benchmarked,
-    Compiled,
-    CompileMode,
     Dtype,
     Json,
     Model,
     Sizes,
+    TimedSystems,
     Timing,
     grouped,
 )
@@ -239,25 +238,15 @@ def bench_sweep(
 
 
 @bench.command("runtime")
+@grouped
 def bench_runtime(
+    *,
     experiment: Annotated[
         str, typer.Argument(metavar="[NAME]", help="table-2, or a .toml of your own.")
     ] = "table-2",
     model: Annotated[str | None, typer.Option(help="Only vitdet, or only vivit.")] = None,
     size: Annotated[int | None, typer.Option(help="Only frames of this side in pixels.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
-    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = Dtype.float32,
-    frames: Annotated[
-        int | None,
-        typer.Option(min=1, help="Steady frames of ViTDet; usually 6 on a CPU, 30 on a GPU."),
-    ] = None,
-    views: Annotated[str, typer.Option(help="Of a video of ViViT, temporal x spatial.")] = "4x3",
-    weights: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=FILE", help="base=FILE or vivit=FILE; random if not given."),
-    ] = None,
-    compiled: Compiled = True,
-    compile_mode: CompileMode = "",
+    timed: TimedSystems,
     out: Annotated[Path | None, typer.Option(help="Folder for JSON and CSV.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -266,8 +255,8 @@ def bench_runtime(
 
     made = run.only_variants(run.load_experiment(experiment, skip=False), model, size)
     plan = run.runtime_plan(
-        weights or [], device, dtype.value, frames, views, compiled=compiled,
-        compile_mode=compile_mode,
+        timed.weights or [], timed.device, timed.dtype.value, timed.frames, timed.views,
+        compiled=timed.compiled, compile_mode=timed.compile_mode,
     )  # fmt: skip
     run.run_runtime(made, plan, out, as_json)
 

@@ -144,6 +144,25 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class TimedSystems:
+    """How `eventful bench runtime` times the paper's systems."""
+
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu"
+    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = Dtype.float32
+    frames: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steady frames of ViTDet; usually 6 on a CPU, 30 on a GPU."),
+    ] = None
+    views: Annotated[str, typer.Option(help="Of a video of ViViT, temporal x spatial.")] = "4x3"
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FILE", help="base=FILE or vivit=FILE; random if not given."),
+    ] = None
+    compiled: Compiled = True
+    compile_mode: CompileMode = ""
+
+
+@dataclass(frozen=True)
 class TrainingFiles:
     """What `eventful train` reads and writes."""
 

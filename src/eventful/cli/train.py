@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -30,46 +31,86 @@ class Heads(StrEnum):
     faster = "faster"
 
 
+@dataclass(frozen=True)
+class Frames:
+    """What `eventful train vitdet` trains and scores on."""
+
+    split: Annotated[str, typer.Option(help="Split to train on.")] = "train"
+    also: Annotated[
+        list[str] | None, typer.Option(help="A further split, such as det_train for DET.")
+    ] = None
+    val_split: Annotated[
+        str | None, typer.Option(help="Split to score after each epoch; default: none.")
+    ] = None
+    val_frames: Annotated[
+        int | None, typer.Option(min=1, help="Frames of each of its videos; default: all.")
+    ] = None
+    frames_per_video: Annotated[
+        int, typer.Option(min=0, help="Frames of each training video, 0 for all.")
+    ] = 15
+    images_per_class: Annotated[
+        int, typer.Option(min=0, help="Images of a class from --also splits, 0 for all.")
+    ] = 2000
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a detector is fine-tuned, besides its recipe."""
+
+    size: Annotated[int | None, typer.Option(min=1, help="Side of the frames.")] = None
+    heads: Annotated[
+        Heads,
+        typer.Option(help="Those of the weights, or the paper's Faster R-CNN whatever they have."),
+    ] = Heads.same
+    freeze: Annotated[Freeze, typer.Option(help="What keeps its weights.")] = Freeze.nothing
+    drop_path: Annotated[float, typer.Option(min=0, max=1)] = 0.0
+    layer_decay: Annotated[
+        float, typer.Option(min=0, max=1, help="Learning rate from block to block.")
+    ] = 1.0
+    warmup: Annotated[int | None, typer.Option(min=0, help="Steps; default 1000.")] = None
+    decay_epoch: Annotated[
+        list[int] | None,
+        typer.Option(min=0, help="Epoch, from 0, at which the rate falls to a tenth; default 2."),
+    ] = None
+    flip: Annotated[float, typer.Option(min=0, max=1, help="Chance of mirroring.")] = 0.5
+    smallest: Annotated[
+        float, typer.Option(min=0, max=1, help="Scale frames by chance from this to 1.")
+    ] = 1.0
+
+
+@dataclass(frozen=True)
+class Spatial:
+    """The spatial model of `eventful train vivit`."""
+
+    cache: Annotated[
+        Path, typer.Option(file_okay=False, help="Folder for the spatial model's outputs.")
+    ]
+    r: Annotated[
+        int, typer.Option(min=0, help="Tokens updated per step; 0 for a dense spatial model.")
+    ]
+    preset: Annotated[str, typer.Option(help="Update rule of the spatial model.")] = "paper"
+
+
+@dataclass(frozen=True)
+class Viewed:
+    """Videos and views of `eventful train vivit`."""
+
+    train_split: Annotated[str, typer.Option(help="Split to train on.")] = "train"
+    val_split: Annotated[
+        str | None, typer.Option(help="Split to score on; default: the dataset's own.")
+    ] = None
+    temporal_views: Annotated[int, typer.Option(min=1, help="Views of a video in time.")] = 4
+    spatial_views: Annotated[int, typer.Option(min=1, help="Crops of each of them.")] = 3
+    half: Annotated[bool, typer.Option("--half", help="Keep the cache in float16.")] = False
+
+
 @train.command()
 @grouped
 def vitdet(
     *,
     files: TrainingFiles,
-    split: Annotated[str, typer.Option(help="Split to train on.")] = "train",
-    also: Annotated[
-        list[str] | None, typer.Option(help="A further split, such as det_train for DET.")
-    ] = None,
-    val_split: Annotated[
-        str | None, typer.Option(help="Split to score after each epoch; default: none.")
-    ] = None,
-    val_frames: Annotated[
-        int | None, typer.Option(min=1, help="Frames of each of its videos; default: all.")
-    ] = None,
-    frames_per_video: Annotated[
-        int, typer.Option(min=0, help="Frames of each training video, 0 for all.")
-    ] = 15,
-    images_per_class: Annotated[
-        int, typer.Option(min=0, help="Images of a class from --also splits, 0 for all.")
-    ] = 2000,
-    size: Annotated[int | None, typer.Option(min=1, help="Side of the frames.")] = None,
-    heads: Annotated[
-        Heads,
-        typer.Option(help="Those of the weights, or the paper's Faster R-CNN whatever they have."),
-    ] = Heads.same,
-    freeze: Annotated[Freeze, typer.Option(help="What keeps its weights.")] = Freeze.nothing,
-    drop_path: Annotated[float, typer.Option(min=0, max=1)] = 0.0,
-    layer_decay: Annotated[
-        float, typer.Option(min=0, max=1, help="Learning rate from block to block.")
-    ] = 1.0,
-    warmup: Annotated[int | None, typer.Option(min=0, help="Steps; default 1000.")] = None,
-    decay_epoch: Annotated[
-        list[int] | None,
-        typer.Option(min=0, help="Epoch, from 0, at which the rate falls to a tenth; default 2."),
-    ] = None,
-    flip: Annotated[float, typer.Option(min=0, max=1, help="Chance of mirroring.")] = 0.5,
-    smallest: Annotated[
-        float, typer.Option(min=0, max=1, help="Scale frames by chance from this to 1.")
-    ] = 1.0,
+    frames: Frames,
+    tuning: Tuning,
     recipe: RecipeChanges,
     run: TrainingRun,
 ) -> None:
@@ -83,23 +124,23 @@ def vitdet(
 
     changes = {
         **recipe.changes(),
-        "warmup": warmup,
-        "decay_epochs": tuple(decay_epoch) if decay_epoch else None,
-        "layer_decay": layer_decay,
+        "warmup": tuning.warmup,
+        "decay_epochs": tuple(tuning.decay_epoch) if tuning.decay_epoch else None,
+        "layer_decay": tuning.layer_decay,
     }
     plan = DetectorPlan(
         data=files.data,
-        split=split,
-        also=tuple(also or ()),
-        frames_per_video=frames_per_video or None,
-        images_per_class=images_per_class or None,
-        val_split=val_split,
-        val_frames=val_frames,
-        size=size,
-        heads=heads.value,
-        freeze=freeze.value,
-        drop_path=drop_path,
-        augment=Augment(flip, (smallest, 1.0)),
+        split=frames.split,
+        also=tuple(frames.also or ()),
+        frames_per_video=frames.frames_per_video or None,
+        images_per_class=frames.images_per_class or None,
+        val_split=frames.val_split,
+        val_frames=frames.val_frames,
+        size=tuning.size,
+        heads=tuning.heads.value,
+        freeze=tuning.freeze.value,
+        drop_path=tuning.drop_path,
+        augment=Augment(tuning.flip, (tuning.smallest, 1.0)),
     )
     train_run.detector(plan, changes, files, run)
 
@@ -109,20 +150,8 @@ def vitdet(
 def vivit(
     *,
     files: TrainingFiles,
-    cache: Annotated[
-        Path, typer.Option(file_okay=False, help="Folder for the spatial model's outputs.")
-    ],
-    r: Annotated[
-        int, typer.Option(min=0, help="Tokens updated per step; 0 for a dense spatial model.")
-    ],
-    preset: Annotated[str, typer.Option(help="Update rule of the spatial model.")] = "paper",
-    train_split: Annotated[str, typer.Option(help="Split to train on.")] = "train",
-    val_split: Annotated[
-        str | None, typer.Option(help="Split to score on; default: the dataset's own.")
-    ] = None,
-    temporal_views: Annotated[int, typer.Option(min=1, help="Views of a video in time.")] = 4,
-    spatial_views: Annotated[int, typer.Option(min=1, help="Crops of each of them.")] = 3,
-    half: Annotated[bool, typer.Option("--half", help="Keep the cache in float16.")] = False,
+    spatial: Spatial,
+    viewed: Viewed,
     dropout: Annotated[
         float | None, typer.Option(min=0, max=1, help="Ahead of the classifier; as published.")
     ] = None,
@@ -138,11 +167,12 @@ def vivit(
 
     plan = {
         "data": files.data,
-        "cache": cache,
-        "r": r or None,
-        "preset": preset,
-        "train_split": train_split,
-        "val_split": val_split,
+        "cache": spatial.cache,
+        "r": spatial.r or None,
+        "preset": spatial.preset,
+        "train_split": viewed.train_split,
+        "val_split": viewed.val_split,
     }
     changes = {**recipe.changes(), "dropout": dropout}
-    train_run.temporal(plan, (temporal_views, spatial_views), half, changes, files, run)
+    views = (viewed.temporal_views, viewed.spatial_views)
+    train_run.temporal(plan, views, viewed.half, changes, files, run)

@@ -7,7 +7,6 @@ import io
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from eventful.cli.subjects import Features, Subject, subject
+from eventful.cli.visualize import Options
 from eventful.config import PRESETS, Config
 from eventful.errors import ConfigError, MissingFileError, UnsupportedError
 from eventful.paper.data.mot import sequence_info
@@ -36,27 +36,6 @@ RATE = 15.0  # frames per second of image sequences without a rate
 SYNTHETIC = (360, 640)
 RUN = 32  # frames decoded at a time
 PANEL = 480  # width of a panel of the video, at most
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of the command."""
-
-    source: str
-    out: Path
-    model: str
-    weights: Path | None
-    preset: str
-    r: str | None
-    h: float | None
-    budget: str | None
-    gate: str | None
-    size: int | None
-    frames: int
-    start: int
-    columns: int
-    score: float
-    device: str
 
 
 def run(options: Options, as_json: bool) -> None:

@@ -254,6 +254,24 @@ def run(
     return fitting(key, _TILES, partial(_run, q, k, v, scale, relative, slots, with_lse=with_lse))
 
 
+def _tiling(
+    q: Tensor, keys: int, relative: tuple[Tensor, Tensor] | None, lanes: int
+) -> tuple[int, int, int, Plan]:
+    """Queries of a tile, its keys, keys of a padded row of the grid (1 without), and the plan."""
+    batch, heads, queries, _ = q.shape
+    if relative is None:
+        rows, plan = split_keys(queries, keys, lanes, batch * heads, q.device)
+        return rows, lanes, 1, plan
+    height, width = relative[0].shape[-1], relative[1].shape[-1]
+    row_pad = max(16, triton.next_power_of_2(width))
+    lanes = max(lanes, row_pad)
+    lines = lanes // row_pad
+    full = width == row_pad and height % lines == 0
+    tiles = triton.cdiv(height, lines)
+    rows, plan = split_tiles(queries, tiles, batch * heads, q.device, full)
+    return rows, lanes, row_pad, plan
+
+
 def _run(
     q: Tensor,
     k: Tensor,
@@ -263,56 +281,33 @@ def _run(
     slots: Tensor | None,
     *,
     with_lse: bool,
-    splits: int | None = None,
     rows: int | None = None,
     lanes: int = 64,
-    warps: int | None = None,
-    stages: int = 3,
 ) -> tuple[Tensor, Tensor | None]:
     batch, heads, queries, head = q.shape
-    keys = k.shape[2]
-    row_pad, key_width = 1, 1
-    if relative is not None:
-        height, key_width = relative[0].shape[-1], relative[1].shape[-1]
-        row_pad = max(16, triton.next_power_of_2(key_width))
-        lanes = max(lanes, row_pad)
-        lines = lanes // row_pad
-        full = key_width == row_pad and height % lines == 0
-        auto_rows, plan = split_tiles(
-            queries, triton.cdiv(height, lines), batch * heads, q.device, full, splits
-        )
-    else:
-        auto_rows, plan = split_keys(queries, keys, lanes, batch * heads, q.device, splits)
+    auto_rows, lanes, row_pad, plan = _tiling(q, k.shape[2], relative, lanes)
     rows, splits = rows or auto_rows, plan.splits
+    make = partial(torch.empty, dtype=torch.float32, device=q.device)
     kind = torch.float32 if with_lse else q.dtype
     out = torch.empty(batch, queries, heads, head, dtype=kind, device=q.device)
-    lse = (
-        torch.empty(batch, queries, heads, dtype=torch.float32, device=q.device)
-        if with_lse else None
-    )  # fmt: skip
+    lse = make(batch, queries, heads) if with_lse else None
+    target, target_lse = out, (lse if lse is not None else out)
     split = splits > 1
     if split:
-        target = torch.empty(
-            splits, batch, queries, heads, head, dtype=torch.float32, device=q.device
-        )
-        target_lse = torch.empty(
-            splits, batch, queries, heads, dtype=torch.float32, device=q.device
-        )
-    else:
-        target, target_lse = out, (lse if lse is not None else out)
+        target = make(splits, batch, queries, heads, head)
+        target_lse = make(splits, batch, queries, heads)
+    down, across = (q, q) if relative is None else relative
     pad = max(16, triton.next_power_of_2(head))
     _attend[(triton.cdiv(queries, rows), batch * heads, splits)](
-        q, k, v,
-        q if relative is None else relative[0], q if relative is None else relative[1],
-        q if slots is None else slots, target, target_lse,
-        queries, keys, key_width, heads, scale,
+        q, k, v, down, across, q if slots is None else slots, target, target_lse,
+        queries, k.shape[2], 1 if relative is None else across.shape[-1], heads, scale,
         q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
         v.stride(0), v.stride(1), v.stride(2),
         out.stride(0), out.stride(2), out.stride(1),
         tiles=plan.tiles, HEAD=head, HEAD_PAD=pad, M=rows, K=lanes,
         SPLIT=split, RELATIVE=relative is not None, ROW_PAD=row_pad, FULL=plan.full, TAIL=plan.tail,
         HAS_SLOTS=slots is not None, WITH_LSE=with_lse, PRECISION=precision(q.dtype),
-        num_warps=warps or (4 if rows <= 64 else 8), num_stages=stages,
+        num_warps=4 if rows <= 64 else 8, num_stages=3,
     )  # fmt: skip
     if split:
         _combine[(batch * queries,)](

@@ -289,12 +289,9 @@ def _launch_exchange(
     rebase: float,
     slots: Tensor,
     width: int,
-    *,
-    rows: int,
-    lanes: int,
-    warps: int,
-    stages: int,
+    **tile: int,
 ) -> tuple[Tensor, Tensor]:
+    rows, lanes = tile["rows"], tile["lanes"]
     batch, taken = picked.index.shape
     tokens, heads = memory.query.shape[1], memory.heads
     head = memory.query.shape[2] // heads
@@ -311,7 +308,7 @@ def _launch_exchange(
             tokens, taken, heads, scale, rebase, width, *new[0].stride()[:2], *new[1].stride()[:2],
             tiles=triton.cdiv(taken, lanes), HEAD=head, HEAD_PAD=pad, M=rows, K=lanes,
             FULL=taken % lanes == 0 and head == pad,
-            PRECISION=precision(new[0].dtype), num_warps=warps, num_stages=stages,
+            PRECISION=precision(new[0].dtype), num_warps=tile["warps"], num_stages=tile["stages"],
         )  # fmt: skip
     return lost, lost_count
 

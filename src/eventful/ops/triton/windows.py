@@ -145,21 +145,17 @@ def _launch(
     pad: tuple[Tensor, Tensor] | None,
     slots: Tensor | None,
     places: Tensor,
-    *,
-    rows: int | None = None,
-    lanes: int = 64,
-    warps: int = 4,
-    stages: int = 2,
+    **tile: int,
 ) -> Tensor:
-    """Outputs (B, M, H, d)."""
+    """Outputs (B, M, H, d); `rows` and `lanes` of the tile may be left to this function."""
     batch, heads, queries, head = q.shape
     (height, width), (tall, wide) = windows.grid, windows.window
     out = torch.empty(batch, queries, heads, head, dtype=q.dtype, device=q.device)
     if queries == 0:
         return out
     row_pad = triton.next_power_of_2(wide)
-    lanes = max(lanes, row_pad)
-    rows = rows or (64 if tall * wide > 32 else 16)
+    lanes = max(tile.get("lanes", 64), row_pad)
+    rows = tile.get("rows", 64 if tall * wide > 32 else 16)
     q_tiles = triton.cdiv(tall * wide, rows)
     down, across = relative or (q, q)
     pad_k, pad_v = pad or (q, q)
@@ -171,6 +167,6 @@ def _launch(
         TALL=tall, WIDE=wide, ROW_PAD=row_pad, TILES=triton.cdiv(tall, lanes // row_pad),
         HEAD=head, HEAD_PAD=max(16, triton.next_power_of_2(head)), M=rows, K=lanes,
         RELATIVE=relative is not None, PADDED=pad is not None, HAS_SLOTS=slots is not None,
-        PRECISION=precision(q.dtype), num_warps=warps, num_stages=stages,
+        PRECISION=precision(q.dtype), num_warps=4, num_stages=2,
     )  # fmt: skip
     return out

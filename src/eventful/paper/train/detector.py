@@ -220,8 +220,8 @@ def train_detector(
         },
         validate=_validation(model, plan, processes, on_problem),
         options=options,
-        on_step=on_step,
     )
+    trainer.on_step = on_step
     position = trainer.fit()
     if processes.first and position.epoch == recipe.epochs:
         save_model(model, folder / "model.safetensors")

@@ -65,7 +65,9 @@ class Trainer:
         groups: parameters to train, in groups with their share `scale` of the learning rate.
         about: settings besides the recipe; a run resumes only if they are equal.
         validate: scores after each epoch, called in every process.
-        on_step: called after every step in the first process.
+
+    Attributes:
+        on_step: called after every step in the first process; may be assigned.
     """
 
     def __init__(
@@ -81,7 +83,6 @@ class Trainer:
         about: dict[str, Any] | None = None,
         validate: Validate | None = None,
         options: LoopOptions | None = None,
-        on_step: Callable[[StepProgress], None] = lambda _: None,
     ) -> None:
         if recipe.batch % processes.world:
             raise ConfigError(
@@ -92,7 +93,8 @@ class Trainer:
             raise ConfigError("There is nothing to train on: the dataset is empty.")
         self.recipe, self.folder, self.processes = recipe, folder, processes
         self.options, self.data = options or LoopOptions(), data
-        self.validate, self.on_step = validate, on_step
+        self.validate = validate
+        self.on_step: Callable[[StepProgress], None] = lambda _: None
         # Through JSON, so that it compares equal to the content of a checkpoint.
         self.about = json.loads(json.dumps({"recipe": recipe.to_dict(), **(about or {})}))
         self.objective = objective.to(processes.device)

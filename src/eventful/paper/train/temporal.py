@@ -236,8 +236,8 @@ class TemporalTuning:
             },
             validate=lambda: _shares(score_vectors(objective, val, len(plan.val_views), processes)),
             options=options,
-            on_step=on_step,
         )
+        trainer.on_step = on_step
         position = trainer.fit()
         if position.epoch < recipe.epochs:
             return TemporalResult(self.model.eval(), [], self.skipped)

@@ -1,0 +1,1 @@
+"""Makes docs/architecture.md from the imports and from traces."""
