@@ -128,7 +128,10 @@ def operation(reference: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(reference)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         device = _device_of(args)
-        module = _load(choose(name, device, args, kwargs))
+        if device not in _ORDER and forced_backend() is None:
+            module = _choice.loaded.get("eager") or _load("eager")
+        else:
+            module = _load(choose(name, device, args, kwargs))
         return getattr(module, name)(*args, **kwargs)  # type: ignore[no-any-return]
 
     return call

@@ -193,4 +193,7 @@ def _check_layout(spec: BlockSpec, step: Step, x: Tensor) -> None:
 
 
 def _record(spec: BlockSpec, step: Step, work: dict[str, Tensor]) -> None:
-    step.record_block(spec.name, spec.shape(step.layouts[spec.trunk], step.config), **work)
+    shape = step.constant(
+        (spec.name, "shape"), lambda: spec.shape(step.layouts[spec.trunk], step.config)
+    )
+    step.record_block(spec.name, shape, **work)

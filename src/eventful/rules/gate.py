@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -213,7 +214,7 @@ def _select(this: Gate, errors: dict[float, Tensor], sampled: Tensor | None) -> 
     selection = Selection.of(picked, error.shape[1], wanted)
     if inputs.own_policies and not step.flush_all:
         selection = select_by_policies(step, this.spec, this.kind, errors, sampled)
-    if this.leading and _runs_dense(step, selection):
+    if this.leading and _runs_dense(this, selection):
         step.flush([True] * selection.batch)
         step.record.fallback = True
         wanted = selection.counts if selection.wanted is None else selection.wanted
@@ -305,12 +306,16 @@ def _take_report(this: Gate) -> None:
     step.flush([bool(row[2]) for row in rows])
 
 
-def _runs_dense(step: Step, selection: Selection) -> bool:
+def _runs_dense(this: Gate, selection: Selection) -> bool:
     """Whether dense is cheaper than what the first gate chose."""
+    step, params = this.step, this.inputs.params
     if step.dense_if is None or step.flush_any:  # a cut in one stream says nothing of the others
         return False
-    params = (params_of(policy, selection.tokens) for policy in step.policies)
-    budget = [one is None or one.budget for one in params]
+    if params is None:  # some policy is the user's own: what it selects is its budget
+        found = (params_of(policy, selection.tokens) for policy in step.policies)
+        budget = [one is None or one.budget for one in found]
+    else:
+        budget = [one.budget for one in params]
     counts = selection.counts.tolist()
     wanted = counts if selection.wanted is None else selection.wanted.tolist()
     pairs = zip(counts, wanted, budget, strict=True)
@@ -334,7 +339,7 @@ def _level(this: Gate, sampled: Tensor | None, error: Tensor) -> tuple[Tensor, C
     kept = torch.where(kept.isnan(), ops.held(reference, state.slots), kept)
     level, learned = inputs.level, []
     for order, rows in _noise_rows(this):
-        name = this.name + MEMORY + memory_scope(NoiseThreshold(order=order)) + "level"
+        name = f"{this.name}{MEMORY}{_level_scope(order)}level"
         state.ensure(name, error[:, 0])
         before = state[name]
         now = ops.error_norm(sampled, kept, order).median(dim=-1).values
@@ -351,6 +356,11 @@ def _level(this: Gate, sampled: Tensor | None, error: Tensor) -> tuple[Tensor, C
             state.fill(name, torch.where(sound, after, before), owned=True)
 
     return level, learn
+
+
+@cache
+def _level_scope(order: float) -> str:
+    return memory_scope(NoiseThreshold(order=order))
 
 
 def _noise_rows(this: Gate) -> list[tuple[float, Tensor | None]]:
