@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,9 @@ pytestmark = [
     pytest.mark.usefixtures("full_precision"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+scores = pytest.mark.skipif(
+    find_spec("faster_coco_eval") is None, reason="COCO's score needs the extra `eval`"
+)
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +174,7 @@ def test_tuning_the_temporal_model(epic: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@scores
 def test_evaluation_by_one_worker_and_by_two(vid: Path, tmp_path: Path, dtype: str) -> None:
     reports = {}
     for workers in (1, 2):
@@ -185,6 +190,7 @@ def test_evaluation_by_one_worker_and_by_two(vid: Path, tmp_path: Path, dtype: s
     assert exact["operations"] < dense["operations"]
 
 
+@scores
 def test_accuracy_is_that_of_the_cpu(epic: Path, vid: Path) -> None:
     for kind, data in (("vitdet", vid), ("vivit", epic)):
         command = [
