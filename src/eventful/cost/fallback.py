@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from eventful.cost.times import ENOUGH, Costs
@@ -40,6 +40,12 @@ class Demand:
 
     wanted: int
     updated: int
+
+    @classmethod
+    def of(cls, wanted: Sequence[int], updated: Sequence[int], budget: Sequence[bool]) -> Demand:
+        """Of several streams: what each wants and would update, and whether that is a budget."""
+        streams = zip(wanted, updated, budget, strict=True)
+        return cls(max(some if fixed else all_ for all_, some, fixed in streams), max(updated))
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ def demand_of(resident: ResidentPlan, known: Sequence[Counts | None]) -> Demand 
         if counts is None:
             return None
         updated.append(min(counts.wanted, most))
-        wanted.append(updated[-1] if params.budget else counts.wanted)
-    return Demand(max(wanted), max(updated))
+        wanted.append(counts.wanted)
+    return Demand.of(wanted, updated, [params.budget for params in resident.params])
 
 
 def width_of(resident: ResidentPlan, known: Sequence[Counts | None], *, steady: bool) -> int:

@@ -318,8 +318,7 @@ def _runs_dense(this: Gate, selection: Selection) -> bool:
         budget = [one.budget for one in params]
     counts = selection.counts.tolist()
     wanted = counts if selection.wanted is None else selection.wanted.tolist()
-    pairs = zip(counts, wanted, budget, strict=True)
-    step.demand = Demand(max(count if fixed else want for count, want, fixed in pairs), max(counts))
+    step.demand = Demand.of(wanted, counts, budget)
     return step.dense_if(step.demand)
 
 
