@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eventful.cli import paper_tables as paper
 from eventful.cli import reproduce
+from eventful.config import Config
 from eventful.cost.counting import (
     BlockShape,
     BlockWork,
@@ -23,8 +25,10 @@ from eventful.cost.counting import (
     count_dense,
     count_frame_gate,
 )
+from eventful.cost.footprint import state_bytes
 from eventful.cost.models import count_clip, vitdet_b, vivit_b_spatial, vivit_b_temporal
 from eventful.errors import ConfigError
+from eventful.rules import attention as attentions
 
 GOLDEN: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "golden" / "counts.json").read_text()
@@ -400,3 +404,17 @@ def test_shapes_that_cannot_be_counted() -> None:
         BlockShape.plain(tokens=9, dim=8, heads=2, relative=True)
     with pytest.raises(ConfigError, match="pool"):
         BlockShape.plain(tokens=9, dim=8, heads=2, grid=(3, 3), window=(2, 2), pool=2)
+
+
+@pytest.mark.parametrize("attention", sorted(attentions.RULES))
+def test_every_rule_is_counted_and_its_memory_known(attention):
+    shape = BlockShape.plain(tokens=17, dim=8, heads=2)
+    assert count_block(shape, Rule(attention=attention), BlockWork.uniform(4)).total > 0
+    config = Config(gating="operator", attention=attention)
+    assert state_bytes([shape], config, torch.float32) > 0
+
+
+def test_an_unknown_rule_is_not_counted_as_another():
+    shape = BlockShape.plain(tokens=17, dim=8, heads=2)
+    with pytest.raises(ConfigError, match="'new' are not counted"):
+        count_block(shape, Rule(attention="new"), BlockWork.uniform(4))

@@ -73,7 +73,11 @@ class GateContext:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Anything with an `order` and a `select`: a frozen dataclass, if it is to be snapshotted."""
+    """Anything with an `order` and a `select`: a frozen dataclass, if it is to be snapshotted.
+
+    It must not change once a stream has it: a step may go on with what it said before. Assign
+    another policy instead.
+    """
 
     @property
     def order(self) -> float:

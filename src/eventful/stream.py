@@ -169,7 +169,7 @@ class StreamBatch(Runner):
             )
             if content is not None:
                 self._check_snapshot(content)
-            row = self._state.add_row()
+            row = self._executor.add_row()
             self._policies[name] = chosen
             if content is not None:
                 self._state.put([row], content.state)

@@ -313,6 +313,8 @@ def _count(shape: BlockShape, rule: _Rule, work: BlockWork) -> Operations:
         return operations + _rows(shape, work.qkv, shape.keys)
     if rule.attention == "exact":
         return operations + _exact(shape, work)
+    if rule.attention not in ("dense", "delta", "delta-qk", "delta-av"):
+        raise ConfigError(f"Operations of attention={rule.attention!r} are not counted yet.")
     return operations + _products(shape, rule, work)
 
 

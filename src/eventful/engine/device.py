@@ -57,7 +57,9 @@ class DeviceExecutor(Executor):
         names: Callable[[], Sequence[str]],
     ) -> None:  # fmt: skip
         self.session, self.store, self.check = session, store, check
-        self.state: SlotState = SlotState.from_rows(store.pool, rows)
+        with store.lock:
+            self.state: SlotState = SlotState.from_rows(store.pool, rows)
+        self._added = store.pool.added
         self._names = names
         self._depth = sum(len(blocks) for blocks in session.blocks.values())
         self._pending: list[_InFlight] = []
@@ -87,7 +89,11 @@ class DeviceExecutor(Executor):
 
     def step(self, rows: Sequence[int], plan: StepPlan, call: Call, view: ModelView) -> StepResult:
         """See `Executor`."""
-        self.store.use_weights(view)
+        with self.store.lock:
+            self.store.use_weights(view)
+        if self.store.pool.added != self._added:  # another stream made room for more than this has
+            self._added = self.store.pool.added
+            self.flush(range(len(self.state)))
         state = self.state.take(rows)
         request = StepRequest(
             self.session, plan, self._resident_plan(plan), call, state,
@@ -174,9 +180,14 @@ class DeviceExecutor(Executor):
             with self.store.lock:
                 host = self._host(len(state), request.call.frame.device)
                 outcome = self.store.run(request, host)
+                self.store.pool.complete = True
         except FlushRequired:
             request.flush, request.dense = True, False
             return self._pass(request)
+        if self.store.pool.added != self._added:  # streams beside those of the pass lack it
+            self._added = self.store.pool.added
+            others = set(self.state.rows) - set(state.rows)
+            self.flush([self.state.rows.index(slot) for slot in others])
         state.frames = [0 if request.flush or request.dense else n + 1 for n in before]
         self._pending.append(_InFlight(list(state.rows), before, outcome))
         if request.dense:
@@ -203,21 +214,24 @@ class DeviceExecutor(Executor):
         assert fallback is not None
         kept, whole = list(self._pending), outcome.whole
         plan = replace(request.plan, fallback=None)
-        for _ in range(ENOUGH + 2):
-            if device.type != "cuda" or whole is False or fallback.costs.dense_known:
-                break
-            clock = start_clock(device)
-            again, _ = self._pass(replace(request, plan=plan))
-            read = clock()
-            if again.replayed:
-                fallback.costs.note(0, read(), dense=True)
-            whole = again.whole
-        self._pending = kept
+        try:
+            for _ in range(ENOUGH + 2):
+                if device.type != "cuda" or whole is False or fallback.costs.dense_known:
+                    break
+                clock = start_clock(device)
+                again, _ = self._pass(replace(request, plan=plan))
+                read = clock()
+                if again.replayed:
+                    fallback.costs.note(0, read(), dense=True)
+                whole = again.whole
+        finally:
+            self._pending = kept
 
     def settle(self) -> None:
         """Read what the last step reported; raise if its frame, or an output, was not finite."""
         last, before = self._pending, self._before
-        self._pending, self._before = [], last
+        if last:
+            self._pending, self._before = [], last
         for flight in last:
             if flight.outcome.reported is not None:
                 flight.outcome.reported.synchronize()
@@ -237,6 +251,19 @@ class DeviceExecutor(Executor):
                 "the next good frame. With check='sync' each step waits and reports its own frame.",
                 streams=self._named(bad),
             )
+
+    def drain(self) -> None:
+        """See `Executor`: outputs of the last step are looked at, too."""
+        self.settle()
+        flights, self._before = self._before, []
+        if any(flight.outcome.reported is not None for flight in flights):
+            torch.cuda.current_stream().synchronize()
+        self._check_sound(flights)
+
+    def add_row(self) -> int:
+        """See `Executor`."""
+        with self.store.lock:
+            return self.state.add_row()
 
     def _read(self, flight: _InFlight) -> list[int]:
         """Take in a report; returns the slots whose frame was not finite."""

@@ -49,6 +49,14 @@ class Executor(ABC):
     def settle(self) -> None:
         """Read what earlier steps reported; raises if one of them failed."""
 
+    def drain(self) -> None:
+        """The same, and wait for what is still running."""
+        self.settle()
+
+    def add_row(self) -> int:
+        """Room for one more stream; returns its row."""
+        return self.state.add_row()
+
     @abstractmethod
     def step(self, rows: Sequence[int], plan: StepPlan, call: Call, view: ModelView) -> StepResult:
         """Step the streams in `rows`.

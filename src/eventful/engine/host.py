@@ -9,6 +9,7 @@ from typing import Any
 from eventful.cost.fallback import Timing
 from eventful.cost.times import start_clock
 from eventful.engine.call import Call
+from eventful.engine.dense import Fallbacks
 from eventful.engine.executor import Executor, StepResult
 from eventful.engine.frames import check_finite, rows_not_finite
 from eventful.engine.launch import launch
@@ -32,6 +33,7 @@ class HostExecutor(Executor):
 
     session: Session
     state: RowState
+    fallbacks: Fallbacks
     partial: bool = False
 
     def __post_init__(self) -> None:
@@ -106,7 +108,7 @@ class HostExecutor(Executor):
     def _attempt(
         self, state: RowState, plan: StepPlan, call: Call, view: ModelView, flushing: list[bool]
     ) -> tuple[Any, StepRecord]:
-        fallback = plan.fallback
+        fallback = self.fallbacks.of(call.frame, plan.layouts)  # for as many frames as run here
         step = Step(
             plan.config, state, plan.policies, flushing, plan.layouts, plan.maps,
             dense_if=None if fallback is None else fallback.decide,

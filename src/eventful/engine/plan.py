@@ -93,7 +93,8 @@ def needs_host(
     if device.type not in DEVICES:
         return f"steps on {device.type} run on the host"
     if config.reference != "update" or config.attention not in ("query", "exact"):
-        return "there are no kernels for the published rules, which are here to be compared with"
+        rule = f"reference={config.reference!r}, attention={config.attention!r}"
+        return f"there are no kernels for {rule}"
     if config.gating == "operator" and not global_only():
         return "gates around operators have no kernels for windows and relative position"
     if config.pool != 1:

@@ -75,12 +75,12 @@ class Runner:
         self._policies: dict[str, Policy | None] = {}  # of a batch's streams, by name
         self.maps = maps
         self._session: Session = session
+        self._fallbacks = Fallbacks(session)
         self._executor: Executor = self._on_host(RowState(0))
         self.check = check
         self._last: Callable[[], StepRecord] | None = None
         self._signature: Signature | None = None
         self._weights = Guard(model, session)
-        self._fallbacks = Fallbacks(session)
         self._planned: tuple[Hashable, StepPlan] | None = None
         self._steps = 0
         self._sized: tuple[tuple[int, int], dict[str, TokenLayout]] | None = None
@@ -105,7 +105,7 @@ class Runner:
         return self._executor.state
 
     def _on_host(self, state: RowState) -> HostExecutor:
-        return HostExecutor(self._session, state, partial=self._partial)
+        return HostExecutor(self._session, state, self._fallbacks, partial=self._partial)
 
     def _about(self, policy: Policy | None) -> str:
         """The model, the rule and what is held, in a few words; waits for no device."""
@@ -193,7 +193,7 @@ class Runner:
 
     def _detached(self) -> RowState:
         """The state as tensors of its own, once all steps have reported."""
-        self._executor.settle()
+        self._executor.drain()
         return self._state.detached()
 
     def _alone(self, *, closing: bool = False) -> Exclusive:
@@ -206,22 +206,37 @@ class Runner:
         self, rows: Sequence[int], policies: Sequence[Policy | None], call: Call
     ) -> StepResult:
         """Step the streams in `rows`; one that raises is undone, or the next recomputes all."""
+        try:
+            return self._step(rows, policies, call)
+        except NotReached as failed:
+            self._forget_first()
+            raise self._refusal(call, failed.error) from failed.error.__cause__
+        except BaseException:
+            self._forget_first()
+            raise
+
+    def _forget_first(self) -> None:
+        """After a first frame that failed, the next one may have another size."""
+        if self._signature is None:
+            self._executor, self._planned = self._on_host(RowState(len(self._state))), None
+
+    def _step(
+        self, rows: Sequence[int], policies: Sequence[Policy | None], call: Call
+    ) -> StepResult:
+        """See `_run`."""
         self._executor.settle()
         view, late = self._check_weights()
         plan = self._plan(policies, call, view)
-        try:
-            done = self._executor.step(rows, plan, call, view)
-        except NotReached as failed:
-            raise self._refusal(call, failed.error) from failed.error.__cause__
+        done = self._executor.step(rows, plan, call, view)
         if late and not self._state.reversible:
             view = self._check_late(rows, settings=not done.ran_model) or view
+        self._executor.finish()
         self._signature = self._signature or signature_of(call.frame)
         # Attributes were looked at right before the model's code ran, so it changed them itself.
         self._weights.remember(view, ran=done.ran_model and (self._ran or not late))
         self._ran = done.ran_model
         self._last = done.record
         self._steps += 1
-        self._executor.finish()
         return done
 
     def _check_weights(self) -> tuple[ModelView, bool]:
@@ -265,8 +280,9 @@ class Runner:
         _refuse_gradients(frame)
         numbers = precision(frame.device)
         key = (
-            frame.shape, frame.dtype, frame.device, view.device, call.key(), tuple(policies),
-            self.maps, numbers, ops.forced_backend(), tuple(plans.DEVICES),
+            self._expected(frame), frame.shape, frame.dtype, frame.device, view.device,
+            call.key(), tuple(policies), self.maps, numbers, ops.forced_backend(),
+            tuple(plans.DEVICES),
         )  # fmt: skip
         if self._planned is not None and self._planned[0] == key:
             return self._planned[1]

@@ -7,13 +7,13 @@ step by number, so nothing is copied in or out, and work recorded once serves ev
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from eventful import ops
-from eventful.memory.state import MEMORY, RowState, StreamState, blank
+from eventful.memory.state import MEMORY, RowState, StreamState, blank, is_optional
 from eventful.tokens.selection import Selection
 
 
@@ -21,13 +21,17 @@ class SlotPool:
     """Tensors by name with one row per slot, shared by the streams of one model and frame shape.
 
     Attributes:
-        generation: grows whenever the tensors move, so that recorded work can tell.
+        generation: grows whenever tensors move or are added, so that recorded work can tell.
+        complete: a step has run, so that the tensors its streams need are there.
+        added: tensors that were added since. Streams that have memory here lack them, and flush.
     """
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.capacity = 0
         self.generation = 0
+        self.complete = False
+        self.added = 0
         self._free: list[int] = []
 
     def acquire(self, count: int) -> list[int]:
@@ -53,16 +57,25 @@ class SlotPool:
         """Give up all memory."""
         self.tensors.clear()
         self.capacity, self._free = 0, []
+        self.complete = False
         self.generation += 1
 
     def ensure(
         self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> None:
         """Make room for a tensor of `shape` per slot, unless it is there."""
-        if name not in self.tensors:
-            self.tensors[name] = torch.full(
-                (self.capacity, *shape), blank(name), dtype=dtype, device=device
-            )
+        if name in self.tensors:
+            return
+        self.tensors[name] = torch.full(
+            (self.capacity, *shape), blank(name), dtype=dtype, device=device
+        )
+        if self.complete and not is_optional(name):
+            self.added += 1
+            self.generation += 1
+
+    def lacks(self, names: Collection[str]) -> bool:
+        """Whether a stream with these tensors lacks some that the others have."""
+        return any(name not in names and not is_optional(name) for name in self.tensors)
 
     def _grow(self, capacity: int) -> None:
         for name, tensor in self.tensors.items():
@@ -106,6 +119,8 @@ class SlotState(StreamState):
             if not name.endswith("/age"):  # ages are for policies that a resident step cannot run
                 pool.ensure(name, tensor.shape[1:], tensor.dtype, tensor.device)
                 pool.tensors[name][state.rows] = tensor
+        if pool.lacks(rows.tensors):
+            state.frames = [-1] * len(state)
         return state
 
     def release(self) -> None:
@@ -239,6 +254,9 @@ class SlotState(StreamState):
         for row, frames in zip(rows, part.frames, strict=True):
             self.frames[row] = frames
         if part.reversible:
-            for name, tensor in part.detached().tensors.items():
+            held = part.detached().tensors
+            if self.pool.lacks(held):
+                self.frames = [-1 if row in rows else n for row, n in enumerate(self.frames)]
+            for name, tensor in held.items():
                 self.pool.ensure(name, tensor.shape[1:], tensor.dtype, tensor.device)
                 self.pool.tensors[name][[self.rows[row] for row in rows]] = tensor

@@ -281,8 +281,8 @@ class RowState(StreamState):
         other = part.detached()
         for row, frames in zip(rows, other.frames, strict=True):
             self.frames[row] = frames
-        needed = {name for name in self.tensors if not _optional(name)}
-        if {name for name in other.tensors if not _optional(name)} - needed:
+        needed = {name for name in self.tensors if not is_optional(name)}
+        if {name for name in other.tensors if not is_optional(name)} - needed:
             others = set(range(len(self))) - set(rows)
             self.frames = [-1 if row in others else n for row, n in enumerate(self.frames)]
         if needed - other.tensors.keys():
@@ -332,10 +332,11 @@ class RowState(StreamState):
         return restore
 
 
-def _optional(name: str) -> bool:
+def is_optional(name: str) -> bool:
+    """Whether a stream may lack this tensor: NaN stands for it, and it need not flush."""
     return any(mark in name for mark in OPTIONAL)
 
 
 def blank(name: str) -> float:
     """What stands where a stream has no value: NaN where NaN means missing, else zero."""
-    return math.nan if _optional(name) else 0.0
+    return math.nan if is_optional(name) else 0.0

@@ -55,7 +55,7 @@ def error_norm(
     tokens = current.shape[1]
     if current.device.type != "cpu" or slots is not None or tokens <= _CHUNK:
         return reference.error_norm(current, reference_, order, slots)
-    norms = torch.empty(current.shape[:2])
+    norms = torch.empty(current.shape[:2], dtype=torch.float32)
     for start in range(0, tokens, _CHUNK):
         part = slice(start, start + _CHUNK)
         norms[:, part] = reference.error_norm(current[:, part], reference_[:, part], order)

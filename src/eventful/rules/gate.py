@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from eventful import ops
 from eventful.cost.fallback import Demand
 from eventful.errors import NonFiniteError
 from eventful.memory.state import MEMORY
-from eventful.policies import NoiseThreshold, memory_scope, params_of, refresh_period
+from eventful.policies import memory_scope, params_of, refresh_period
 from eventful.rules.own_policies import select_by_policies
 from eventful.rules.spec import BlockSpec, is_layer_norm
 from eventful.rules.step import GateInputs, Step
@@ -337,8 +336,8 @@ def _level(this: Gate, sampled: Tensor | None, error: Tensor) -> tuple[Tensor, C
     kept = state[this.previous]
     kept = torch.where(kept.isnan(), ops.held(reference, state.slots), kept)
     level, learned = inputs.level, []
-    for order, rows in _noise_rows(this):
-        name = f"{this.name}{MEMORY}{_level_scope(order)}level"
+    for scope, order, rows in _noise_scopes(this, error.shape[1]):
+        name = f"{this.name}{MEMORY}{scope}level"
         state.ensure(name, error[:, 0])
         before = state[name]
         now = ops.error_norm(sampled, kept, order).median(dim=-1).values
@@ -357,22 +356,24 @@ def _level(this: Gate, sampled: Tensor | None, error: Tensor) -> tuple[Tensor, C
     return level, learn
 
 
-@cache
-def _level_scope(order: float) -> str:
-    return memory_scope(NoiseThreshold(order=order))
+def _noise_scopes(this: Gate, tokens: int) -> list[tuple[str, float, Tensor | None]]:
+    """The sorts of policies that follow the noise: scope of memory, norm, and streams (B,).
 
-
-def _noise_rows(this: Gate) -> list[tuple[float, Tensor | None]]:
-    """The norms of policies that follow the noise, each with its streams (B,); None for all."""
+    With one sort the streams are None: all that follow the noise.
+    """
     policies = this.step.policies
-    follow = [policy if isinstance(policy, NoiseThreshold) else None for policy in policies]
-    orders = sorted({policy.order for policy in follow if policy is not None})
-    if len(orders) <= 1:
-        return [(order, None) for order in orders or [2.0]]
+    scopes = []
+    for policy in policies:
+        params = params_of(policy, tokens)
+        follows = params is not None and params.noise is not None
+        scopes.append(memory_scope(policy) if follows else "")
+    orders = {scope: p.order for scope, p in zip(scopes, policies, strict=True) if scope}
+    if len(orders) == 1:
+        return [(scope, order, None) for scope, order in orders.items()]
     device = this.inputs.cap.device
     return [
-        (order, torch.tensor([p is not None and p.order == order for p in follow], device=device))
-        for order in orders
+        (scope, order, torch.tensor([one == scope for one in scopes], device=device))
+        for scope, order in sorted(orders.items())
     ]
 
 

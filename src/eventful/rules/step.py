@@ -66,10 +66,10 @@ class GateInputs:
         noise = None
         if any(one.noise is not None for one in params):
             rows = [(*(one.noise or (0.0, 0.0, 0.0)), one.noise is not None) for one in params]
-            noise = torch.tensor(rows, device=device).T
+            noise = torch.tensor(rows, dtype=torch.float32, device=device).T
         return cls(
             turn=torch.tensor(frames, device=device) + 1,
-            level=torch.tensor([one.level for one in params], device=device),
+            level=torch.tensor([one.level for one in params], dtype=torch.float32, device=device),
             cap=torch.tensor([one.cap for one in params], device=device),
             noise=noise,
             report=torch.zeros(len(params), ops.REPORT, dtype=torch.int32, device=device),
