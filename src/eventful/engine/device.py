@@ -154,7 +154,7 @@ class DeviceExecutor(Executor):
                 request,
                 call=call.on(call.frame[rows]),
                 state=state.take(rows),
-                plan=_of_rows(request.plan, rows),
+                plan=request.plan.of_rows(rows),
                 flush=rows is passes.rows[0],
             )
             some.resident = ResidentPlan.of(some.plan, self._depth)
@@ -309,14 +309,8 @@ class DeviceExecutor(Executor):
 
     def finish(self) -> None:
         """See `Executor`."""
-        if self.check != "sync":
-            return
-        flights, self._before = self._pending, []
-        if any(flight.outcome.reported is not None for flight in flights):
-            torch.cuda.current_stream().synchronize()
-        self.settle()
-        self._before = []
-        self._check_sound(flights)
+        if self.check == "sync":
+            self.drain()
 
     def _named(self, bad: list[int]) -> tuple[str, ...]:
         names = self._names()
@@ -329,11 +323,6 @@ class DeviceExecutor(Executor):
         named = ", ".join(map(repr, self._named(bad)))
         places = ", ".join(str(self.state.rows.index(slot)) for slot in bad)
         return f" (stream {named or places} of {len(self.state)} in the batch)"
-
-
-def _of_rows(plan: StepPlan, rows: Sequence[int]) -> StepPlan:
-    """A plan for some of the streams."""
-    return replace(plan, policies=[plan.policies[row] for row in rows])
 
 
 def _as_fallback(record: Callable[[], StepRecord]) -> Callable[[], StepRecord]:

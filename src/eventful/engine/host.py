@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from eventful.cost.fallback import Timing
@@ -64,7 +64,7 @@ class HostExecutor(Executor):
         if bad:
             good = [place for place in range(len(rows)) if place not in bad]
             rows, call = [rows[place] for place in good], call.on(call.frame[good])
-            plan = replace(plan, policies=[plan.policies[place] for place in good])
+            plan = plan.of_rows(good)
         try:
             output, record = self._passes(rows, plan, call, view)
         except NonFiniteError as error:
@@ -88,8 +88,8 @@ class HostExecutor(Executor):
         done = []
         for places in passes.rows:  # on copies of the state: either both passes count, or none
             part = state.take(places)
-            some = replace(plan, policies=[plan.policies[i] for i in places])
-            done.append((part, *self._pass(part, some, call.on(call.frame[places]), view)))
+            frames = call.on(call.frame[places])
+            done.append((part, *self._pass(part, plan.of_rows(places), frames, view)))
         output = passes.join([made[1] for made in done])
         for places, (part, *_) in zip(passes.rows, done, strict=True):
             self.state.put([rows[i] for i in places], part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -34,6 +34,10 @@ class StepPlan:
     fallback: Fallback | None
     maps: bool
     precision: Hashable
+
+    def of_rows(self, rows: Sequence[int]) -> StepPlan:
+        """The same for some of the streams."""
+        return replace(self, policies=[self.policies[row] for row in rows])
 
 
 @dataclass(frozen=True, eq=False)
