@@ -235,7 +235,7 @@ def _rule(this: Gate, level: Tensor, error: Tensor) -> ops.PickRule:
     layout, config = step.layouts[this.spec.trunk], step.config
     l2 = all(policy.order == 2.0 for policy in step.policies)
     scenes = this.leading and config.scene_cut is not None and l2
-    return ops.PickRule(
+    rule = ops.PickRule(
         level=level,
         cap=inputs.cap,
         prefix=layout.prefix if config.protect else 0,
@@ -243,25 +243,21 @@ def _rule(this: Gate, level: Tensor, error: Tensor) -> ops.PickRule:
         period=None if config.max_age is None else refresh_period(config.max_age, this.spec.depth),
         turn=inputs.turn,
         leading=this.leading,
-        counts=_counts(this, error.shape[1]),
         **(_scene(this, error) if scenes else {}),
     )
+    return replace(rule, counts=_counts(this, rule, error.shape[1]))
 
 
-def _counts(this: Gate, tokens: int) -> tuple[int, ...] | None:
+def _counts(this: Gate, rule: ops.PickRule, tokens: int) -> tuple[int, ...] | None:
     """How many tokens of each stream pass, where no policy has a level."""
-    step, params = this.step, this.inputs.params
+    params = this.inputs.params
     if params is None or any(one.level != -math.inf for one in params):
         return None
-    layout, config = step.layouts[this.spec.trunk], step.config
-    ends = (layout.prefix, tokens - layout.suffix) if config.protect else (0, tokens)
-    period = None if config.max_age is None else refresh_period(config.max_age, this.spec.depth)
-    counts = []
-    for one, frames in zip(params, step.state.frames, strict=True):
-        forced = tokens - (ends[1] - ends[0])
-        if period is not None:
-            due = range(ends[0] + (frames + 1 - ends[0]) % period, ends[1], period)
-            forced += len(due)
+    first, end, counts = rule.prefix, tokens - rule.suffix, []
+    for one, frames in zip(params, this.step.state.frames, strict=True):
+        forced = rule.prefix + rule.suffix
+        if rule.period is not None:
+            forced += len(range(first + (frames + 1 - first) % rule.period, end, rule.period))
         counts.append(min(tokens, forced + one.cap))
     return tuple(counts)
 
