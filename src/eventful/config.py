@@ -58,6 +58,31 @@ class SceneCut:
 
 
 @dataclass(frozen=True)
+class Context:
+    """Selection by context: tokens count as changed where what they attend to has changed.
+
+    At a few layers the change of each token's attention output that the updates of other tokens
+    cause is added up since its own last update. It counts beside the token's own error.
+
+    Attributes:
+        weight: of this change, relative to the size of attention outputs, beside the error,
+            relative to the contrast of the tokens.
+        layers: how many global attentions it is followed at; they are spread over the depth.
+    """
+
+    weight: float = 3.0
+    layers: int = 3
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.weight, int | float) and not isinstance(self.weight, bool)
+        if not number or not self.weight > 0 or not _is_count(self.layers):
+            raise ConfigError(
+                "Context needs a weight > 0 and at least one layer, got "
+                f"{self.weight!r}, {self.layers!r}. To select without it, set context=None."
+            )
+
+
+@dataclass(frozen=True)
 class Config:
     """The update rule. The presets below are the ones with a name; see docs/update-rules.md.
 
@@ -78,6 +103,10 @@ class Config:
         protect: always select class, register, distillation and detection tokens.
         max_age: refresh tokens in turn so that none is older than this many frames.
         scene_cut: flush by itself on a cut; None never does.
+        context: count a token as changed where what it attends to has changed; None looks at its
+            own error alone. With gating `frame`.
+        motion: carry outputs and references along the motion of the picture, so that what moves
+            as a whole need not be recomputed. With gating `frame`.
         fallback: run dense, which refreshes everything, where more tokens want to pass the first
             gate than an eventful step is worth on this machine (see `cost.fallback`). What is
             computed then depends on measured times.
@@ -99,6 +128,8 @@ class Config:
     protect: bool = True
     max_age: int | None = None
     scene_cut: SceneCut | None = field(default=None)
+    context: Context | None = field(default=None)
+    motion: bool = False
     fallback: bool = False
     deterministic: bool = False
     rebase: float = 100.0
@@ -115,7 +146,7 @@ class Config:
             )
         if self.policy is not None:
             checked_policy(self.policy)
-        for name in ("protect", "fallback", "deterministic"):
+        for name in ("protect", "motion", "fallback", "deterministic"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is True or False; got {getattr(self, name)!r}.")
         if not _is_count(self.pool):
@@ -124,6 +155,13 @@ class Config:
             raise ConfigError(f"max_age counts frames, at least 1; got {self.max_age!r}.")
         if self.scene_cut is not None and not isinstance(self.scene_cut, SceneCut):
             raise ConfigError(f"scene_cut is a SceneCut or None; got {self.scene_cut!r}.")
+        if self.context is not None and not isinstance(self.context, Context):
+            raise ConfigError(f"context is a Context or None; got {self.context!r}.")
+        for name in ("context", "motion"):
+            if getattr(self, name) and self.gating != "frame":
+                raise ConfigError(
+                    f"{name} needs gating='frame', one selection per frame; got {self.gating!r}."
+                )
         if self.overlap == "once" and self.attention not in ("delta", "delta-qk"):
             raise ConfigError("overlap='once' concerns the query-key update: delta or delta-qk.")
         if self.accumulate == "half" and self.attention not in ("delta", "delta-av"):
@@ -136,7 +174,13 @@ class Config:
     @classmethod
     def fast(cls, policy: Policy | None = None, **options: Any) -> Config:
         """One selection per frame, the default: cheapest to run, about as accurate as any."""
-        defaults: dict[str, Any] = {"max_age": 64, "scene_cut": SceneCut(), "fallback": True}
+        defaults: dict[str, Any] = {
+            "max_age": 64,
+            "scene_cut": SceneCut(),
+            "context": Context(),
+            "motion": True,
+            "fallback": True,
+        }
         chosen = NoiseThreshold() if policy is None else policy
         return cls._made("fast", chosen, defaults, options)
 
@@ -229,8 +273,9 @@ class Config:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         if self.policy is not None:
             values["policy"] = policy_to_dict(self.policy)
-        if self.scene_cut is not None:
-            values["scene_cut"] = dataclasses.asdict(self.scene_cut)
+        for name in _PARTS:
+            if getattr(self, name) is not None:
+                values[name] = dataclasses.asdict(getattr(self, name))
         return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
@@ -246,11 +291,12 @@ class Config:
                     f"{values['policy']!r}."
                 )
             values["policy"] = policy_from_dict(values["policy"])
-        if "scene_cut" in values:
-            try:
-                values["scene_cut"] = SceneCut(**values["scene_cut"])
-            except TypeError as error:
-                raise ConfigError(f"scene_cut: {error}.") from None
+        for name, part in _PARTS.items():
+            if name in values:
+                try:
+                    values[name] = part(**values[name])
+                except TypeError as error:
+                    raise ConfigError(f"{name}: {error}.") from None
         preset = values.pop("preset", None)
         unknown = values.keys() - {f.name for f in dataclasses.fields(cls)}
         if unknown:
@@ -280,6 +326,8 @@ class Config:
             ) from error
         return tomli_w.dumps(self.to_dict())
 
+
+_PARTS: dict[str, type[Any]] = {"scene_cut": SceneCut, "context": Context}  # tables in TOML
 
 PRESETS = ("fast", "exact", "paper", "tokenwise", "stgt")
 

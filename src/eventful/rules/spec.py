@@ -38,6 +38,7 @@ class BlockSpec:
         next_norm: norm1 of the block that follows, None for the last.
         name, trunk, index, depth, first, last: the block's place among the converted blocks of
             its trunk, filled in by `convert`.
+        context: selection by context follows this block's attention; filled in likewise.
     """
 
     module: nn.Module
@@ -64,6 +65,7 @@ class BlockSpec:
     depth: int = 1
     first: bool = False
     last: bool = False
+    context: bool = False
 
     def projected(self, attended: Tensor) -> Tensor:
         """What attention adds to the tokens."""

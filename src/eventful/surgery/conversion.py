@@ -57,6 +57,7 @@ class BlockPlace(TypedDict):
     depth: int
     first: bool
     last: bool
+    context: bool
 
 
 class BlockForward:
@@ -199,6 +200,7 @@ def _install(session: Session, plan: _Plan) -> None:
     session.trunks[plan.name] = (plan.trunk, plan.adapter)
     session.blocks[plan.name] = [plan.blocks[i][0] for i in plan.chosen]
     session.sequence[plan.name] = [block for _, block in plan.blocks]
+    followed = _context_blocks(plan, session.config)
     for at, i in enumerate(plan.chosen):
         path, block = plan.blocks[i]
         following = None if at + 1 == len(plan.chosen) else plan.blocks[plan.chosen[at + 1]][1]
@@ -209,16 +211,27 @@ def _install(session: Session, plan: _Plan) -> None:
             depth=len(plan.chosen),
             first=i == plan.chosen[0],
             last=i == plan.chosen[-1],
+            context=i in followed,
         )
         forward = BlockForward(session, plan.name, block, following, place)
         session.place(block, "forward", forward)
     for module in plan.trunk.modules():
         if embeds_patches(module):
-            session.place(module, "forward", PatchForward(session, module))
+            session.place(module, "forward", PatchForward(session, plan.name, module))
     for path, value in plan.adapter.prepare(plan.trunk, plan.name, session).items():
         owner, _, attribute = path.rpartition(".")
         session.place(plan.trunk.get_submodule(owner), attribute, value)
     session.handles.append(count_loads(plan.trunk, session))
+
+
+def _context_blocks(plan: _Plan, config: Config) -> set[int]:
+    """The blocks whose attention selection by context follows: global ones, evenly spread."""
+    if config.context is None:
+        return set()
+    specs = {i: plan.adapter.spec(plan.trunk, plan.blocks[i][1]) for i in plan.chosen}
+    able = [i for i, spec in specs.items() if spec.window is None]
+    count = min(config.context.layers, len(able))
+    return {able[(k + 1) * len(able) // count - 1] for k in range(count)}
 
 
 def restore(model: nn.Module) -> nn.Module:
