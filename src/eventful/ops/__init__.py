@@ -4,6 +4,7 @@ from eventful.ops import reference as _reference
 from eventful.ops.reference import (
     REPORT,
     SAMPLE,
+    ContextMemory,
     ExactMemory,
     LayerNorm,
     Picked,
@@ -26,9 +27,11 @@ from eventful.ops.reference import (
 from eventful.ops.registry import BACKENDS, forced_backend, operation, use_backend, why_not
 from eventful.ops.scratch import scratch
 
+add_context_ = operation(_reference.add_context_)
 add_held = operation(_reference.add_held)
 add_norm = operation(_reference.add_norm)
 attend = operation(_reference.attend)
+attend_lse = operation(_reference.attend_lse)
 attend_partial = operation(_reference.attend_partial)
 attend_windows = operation(_reference.attend_windows)
 error_norm = operation(_reference.error_norm)
@@ -38,6 +41,7 @@ gate_rows = operation(_reference.gate_rows)
 pick = operation(_reference.pick)
 recompute_ = operation(_reference.recompute_)
 relative_logits = operation(_reference.relative_logits)
+row_norm = operation(_reference.row_norm)
 swap_rows_ = operation(_reference.swap_rows_)
 take_slots = operation(_reference.take_slots)
 write_rows_ = operation(_reference.write_rows_)
@@ -46,15 +50,18 @@ __all__ = [
     "BACKENDS",
     "REPORT",
     "SAMPLE",
+    "ContextMemory",
     "ExactMemory",
     "LayerNorm",
     "PickRule",
     "Picked",
     "WindowGrid",
     "WindowMap",
+    "add_context_",
     "add_held",
     "add_norm",
     "attend",
+    "attend_lse",
     "attend_partial",
     "attend_windows",
     "error_norm",
@@ -73,6 +80,7 @@ __all__ = [
     "pick",
     "recompute_",
     "relative_logits",
+    "row_norm",
     "sample",
     "scatter_",
     "scratch",

@@ -7,7 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eventful.ops import reference
+from eventful.ops.eager_attention import attend_lse, whole_bias
 from eventful.ops.reference import (
+    ContextMemory,
     ExactMemory,
     LayerNorm,
     Picked,
@@ -24,12 +26,13 @@ from eventful.ops.reference import (
     take_slots,
     window_map,
 )
-from eventful.ops.scratch import scratch
 
 __all__ = [
+    "add_context_",
     "add_held",
     "add_norm",
     "attend",
+    "attend_lse",
     "attend_partial",
     "attend_windows",
     "error_norm",
@@ -39,6 +42,7 @@ __all__ = [
     "pick",
     "recompute_",
     "relative_logits",
+    "row_norm",
     "swap_rows_",
     "take_slots",
     "write_rows_",
@@ -59,6 +63,20 @@ def error_norm(
     for start in range(0, tokens, _CHUNK):
         part = slice(start, start + _CHUNK)
         norms[:, part] = reference.error_norm(current[:, part], reference_[:, part], order)
+    return norms
+
+
+def row_norm(memory: Tensor, slots: Tensor | None = None) -> Tensor:
+    """See `reference.row_norm`; on a CPU a few tokens at a time, without a copy of the memory."""
+    tokens = memory.shape[1]
+    plain = slots is None and memory.dtype == torch.float32  # the reference copies nothing
+    if memory.device.type != "cpu" or plain or tokens <= _CHUNK:
+        return reference.row_norm(memory, slots)
+    streams = len(memory) if slots is None else len(slots)
+    norms = torch.empty((streams, tokens), dtype=torch.float32)
+    for start in range(0, tokens, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        norms[:, part] = reference.row_norm(memory[:, part], slots)
     return norms
 
 
@@ -100,8 +118,9 @@ def _pick_one(error: Tensor, rule: PickRule, report: Tensor) -> Picked:
     numbers = report[0].tolist()
     finite = bool(torch.isfinite(error).all()) if rule.leading else numbers[1] > 0
     least = 0 if forced is None else int(forced.sum())
-    over = error > level
-    above = int((over if forced is None else over & ~forced).sum())
+    above = _above(error, level, forced)
+    if rule.low is not None and rule.floor is not None and above < int(rule.floor):
+        above = max(above, min(_above(error, float(rule.low), forced), int(rule.floor)))
     allowed = least + min(cap, above) if finite else 0
     if rule.leading:
         known = torch.tensor([finite])
@@ -112,6 +131,12 @@ def _pick_one(error: Tensor, rule: PickRule, report: Tensor) -> Picked:
         report[0, 3] = allowed
     index = _ranked(error, forced)[:, :allowed].sort(dim=-1).values
     return Picked(index, torch.tensor([allowed]), None, full=True)
+
+
+def _above(error: Tensor, level: float, forced: Tensor | None) -> int:
+    """How many errors are above a level, forced tokens not counted."""
+    over = error > level
+    return int((over if forced is None else over & ~forced).sum())
 
 
 def gate_error(
@@ -164,16 +189,6 @@ def write_rows_(
         scatter_(buffer, index, values)
 
 
-def _whole_bias(bias: Tensor | None, relative: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """See `reference.whole_bias`; in memory that is kept."""
-    if relative is None:
-        return bias
-    down, across = (part.transpose(1, 2) for part in relative)
-    shape = (*down.shape, across.shape[-1])
-    room = scratch("bias", shape, down)
-    return torch.add(down[..., :, None], across[..., None, :], out=room).flatten(-2)
-
-
 def attend(
     q: Tensor,
     k: Tensor,
@@ -186,7 +201,7 @@ def attend(
     """See `reference.attend`; through SDPA."""
     if 0 in q.shape:  # some fused kernels crash on nothing to do
         return q.new_zeros(*q.shape[:-1], v.shape[-1])
-    mask = _whole_bias(bias, relative)
+    mask = whole_bias(bias, relative)
     k, v = reference.held(k, slots), reference.held(v, slots)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
@@ -239,7 +254,7 @@ def attend_windows(
         parts = [part.new_zeros(len(home), most, *part.shape[2:]) for part in relative]
         for into, part in zip(parts, relative, strict=True):
             into[group, rank] = part.flatten(0, 1)
-        bias = _whole_bias(None, (parts[0], parts[1]))
+        bias = whole_bias(None, (parts[0], parts[1]))
     result = F.scaled_dot_product_attention(
         queries.transpose(1, 2),
         taken(k, pad and pad[0]).transpose(1, 2),
@@ -271,6 +286,42 @@ def attend_partial(
     if valid is not None:  # the kernel reports 0 for a row without keys
         lse = lse.masked_fill(~valid.any(dim=-1)[:, None, None], -torch.inf)
     return out, lse
+
+
+def add_context_(
+    memory: ContextMemory,
+    new: tuple[Tensor, Tensor],
+    old: tuple[Tensor, Tensor],
+    count: Tensor | None,
+    scale: float,
+    slots: Tensor | None,
+    relative: tuple[Tensor, Tensor] | None = None,
+    index: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> None:
+    """See `reference.add_context_`; on a CPU one stream at a time, without its padding."""
+    if new[0].device.type != "cpu":
+        reference.add_context_(memory, new, old, count, scale, slots, relative, index, bias)
+        return
+    batch, taken = new[0].shape[:2]
+    rows = list(range(batch)) if slots is None else slots.tolist()
+    counts = [taken] * batch if count is None else count.tolist()
+    for stream, (row, valid) in enumerate(zip(rows, counts, strict=True)):
+        if valid == 0:
+            continue
+        own, keys = slice(stream, stream + 1), slice(valid)
+        mask = reference.key_bias(
+            None if bias is None else bias[own, :, :, keys],
+            None if relative is None else (relative[0][own], relative[1][own]),
+            None if index is None else index[own, keys],
+        )
+        q = split_heads(memory.query[row : row + 1], memory.heads)
+        lse = memory.lse[row : row + 1].transpose(1, 2)
+        parts = []
+        for pair in (new, old):
+            k, v = (split_heads(part[own, keys], memory.heads) for part in pair)
+            parts.append(reference.context_part(attend_partial(q, k, v, scale, mask), lse))
+        memory.change[row].add_(join_heads(parts[0].sub_(parts[1]))[0])
 
 
 def exchange_(

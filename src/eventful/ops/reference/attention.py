@@ -37,6 +37,30 @@ def attend(
     return logits(q, k, scale, whole_bias(bias, relative)).softmax(dim=-1) @ v
 
 
+def attend_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    relative: tuple[Tensor, Tensor] | None = None,
+    slots: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention as `attend` computes it, with the log-sum-exp of the logits.
+
+    Without keys the output is 0 and the log-sum-exp -inf.
+
+    Returns:
+        (B, H, M, d) in the dtype of `q`, and (B, H, M) fp32.
+    """
+    kind = torch.promote_types(q.dtype, torch.float32)
+    k, v, bias = held(k, slots), held(v, slots), whole_bias(bias, relative)
+    with torch.autocast(q.device.type, enabled=False):
+        scores = logits(q.to(kind), k.to(kind), scale, None if bias is None else bias.to(kind))
+        out = scores.softmax(dim=-1) @ v.to(kind)
+        return out.to(q.dtype), torch.logsumexp(scores, dim=-1).float()
+
+
 def whole_bias(bias: Tensor | None, relative: tuple[Tensor, Tensor] | None) -> Tensor | None:
     """An additive bias (B, H, M, K) from its parts (B, M, H, kh) and (B, M, H, kw)."""
     if relative is None:

@@ -40,6 +40,20 @@ def error_norm(
     return norm
 
 
+def row_norm(memory: Tensor, slots: Tensor | None = None) -> Tensor:
+    """L2 norm of each token of a memory, in fp32.
+
+    Args:
+        memory: (S, N, D).
+        slots: (B,) row of `memory` that belongs to each stream; None if row b does.
+
+    Returns:
+        (B, N).
+    """
+    norm: Tensor = torch.linalg.vector_norm(held(memory, slots).float(), dim=-1)
+    return norm
+
+
 @dataclass(frozen=True, eq=False)
 class PickRule:
     """What decides which tokens pass a gate, as numbers that lie where the errors lie.
@@ -58,6 +72,9 @@ class PickRule:
         hold: (B,) streams whose frame says nothing about the scene; None for none.
         counts: for each stream how many tokens pass, where that does not depend on the errors and
             the host knows it; None elsewhere.
+        low, floor: (B,) each, both or neither. Where fewer than `floor` tokens are above the
+            level, those above `low` pass too, the largest errors first, until `floor` tokens pass
+            by their error. The cap holds for them as well.
     """
 
     level: Tensor
@@ -72,6 +89,8 @@ class PickRule:
     slots: Tensor | None = None
     hold: Tensor | None = None
     counts: tuple[int, ...] | None = None
+    low: Tensor | None = None
+    floor: Tensor | None = None
 
     @property
     def forces(self) -> bool:
@@ -108,7 +127,12 @@ class Picked:
 
 
 def wanted_tokens(
-    error: Tensor, level: Tensor, cap: Tensor, forced: Tensor | None
+    error: Tensor,
+    level: Tensor,
+    cap: Tensor,
+    forced: Tensor | None,
+    low: Tensor | None = None,
+    floor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """How many tokens want to pass, and how many may.
 
@@ -117,14 +141,21 @@ def wanted_tokens(
         level: (B,).
         cap: (B,) most tokens to pass by their error; forced ones come on top.
         forced: (B, N) tokens that pass whatever their error; None for none.
+        low, floor: (B,) each; tokens above `low` fill up to `floor` tokens. See `PickRule`.
 
     Returns:
-        (B,) tokens that are forced or above the level, and (B,) those left by the cap. Without a
-        level (-inf) no more tokens want to pass than the cap says.
+        (B,) tokens that are forced, above the level or fill up to the floor, and (B,) those left
+        by the cap. Without a level (-inf) no more tokens want to pass than the cap says.
     """
-    above = error > level[:, None]
+
+    def above(level: Tensor) -> Tensor:
+        over = error > level[:, None]
+        return (over if forced is None else over & ~forced).sum(dim=-1)
+
     least = torch.zeros_like(cap) if forced is None else forced.sum(dim=-1)
-    by_error = (above if forced is None else above & ~forced).sum(dim=-1)
+    by_error = above(level)
+    if low is not None and floor is not None:
+        by_error = torch.maximum(by_error, torch.minimum(above(low), floor))
     allowed = least + torch.minimum(cap, by_error)
     return torch.where(level == -torch.inf, allowed, least + by_error), allowed
 
@@ -151,7 +182,7 @@ def pick(error: Tensor, rule: PickRule, width: int | None, report: Tensor) -> Pi
         finite = finite & (report[:, 1] > 0)
     wanted, allowed = (
         torch.where(finite, number, 0)
-        for number in wanted_tokens(error, rule.level, rule.cap, forced)
+        for number in wanted_tokens(error, rule.level, rule.cap, forced, rule.low, rule.floor)
     )
     order = error.masked_fill(forced, torch.inf).argsort(dim=-1, descending=True, stable=True)
     picked = _fitting(order, allowed) if width is None else _padded(order, allowed, width)

@@ -1,0 +1,73 @@
+"""Attention with its log-sum-exp through the fused kernels of torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from eventful.ops import reference
+from eventful.ops.scratch import scratch
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def whole_bias(bias: Tensor | None, relative: tuple[Tensor, Tensor] | None) -> Tensor | None:
+    """See `reference.whole_bias`; in memory that is kept."""
+    if relative is None:
+        return bias
+    down, across = (part.transpose(1, 2) for part in relative)
+    shape = (*down.shape, across.shape[-1])
+    room = scratch("bias", shape, down)
+    return torch.add(down[..., :, None], across[..., None, :], out=room).flatten(-2)
+
+
+def attend_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    relative: tuple[Tensor, Tensor] | None = None,
+    slots: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See `reference.attend_lse`; through the fused kernel of the device, if it has one."""
+    fused = {"cpu": _on_cpu, "cuda": _on_cuda}.get(q.device.type)
+    if fused is None or 0 in q.shape or 0 in k.shape:  # the kernels crash on no work
+        return reference.attend_lse(q, k, v, scale, bias, relative, slots)
+    if q.is_cuda and not _served(q):
+        return reference.attend_lse(q, k, v, scale, bias, relative, slots)
+    mask = whole_bias(bias, relative)
+    k, v = (reference.held(part, slots).to(q.dtype) for part in (k, v))
+    return fused(q, k, v, scale, None if mask is None else mask.to(q.dtype))
+
+
+def _on_cpu(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, False, attn_mask=mask, scale=scale
+    )
+    return out, lse.float()
+
+
+def _served(q: Tensor) -> bool:
+    """Whether a fused kernel of CUDA takes such queries as they are."""
+    return q.dtype in (*_HALF, torch.float32) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+
+
+def _on_cuda(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    queries, keys = q.shape[2], k.shape[2]
+    if mask is None and q.dtype in _HALF and torch.cuda.get_device_capability(q.device) >= (8, 0):
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+            q, k, v, 0.0, False, False, scale=scale
+        )
+        return out, lse[..., :queries]
+    if mask is not None:  # the kernel loads a mask in pieces of 16 numbers
+        mask = F.pad(mask, (0, -keys % 16))[..., :keys].expand(*q.shape[:3], keys)
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        q, k, v, mask, True, 0.0, False, scale=scale
+    )
+    return out, lse[..., :queries]  # the kernel pads the queries to a multiple of 32
