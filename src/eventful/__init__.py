@@ -10,10 +10,12 @@ from eventful.surgery import torchvision_repair
 
 if TYPE_CHECKING:
     from eventful.config import Config as Config
+    from eventful.config import Context as Context
     from eventful.config import SceneCut as SceneCut
     from eventful.errors import EventfulError as EventfulError
     from eventful.ops.registry import use_backend as use_backend
     from eventful.policies import Always as Always
+    from eventful.policies import FollowScene as FollowScene
     from eventful.policies import GateContext as GateContext
     from eventful.policies import NoiseThreshold as NoiseThreshold
     from eventful.policies import Policy as Policy
@@ -38,12 +40,13 @@ _HOMES = {
     "surgery.adapters": ("Adapter", "register_adapter"),
     "surgery.inspection": ("inspect",),
     "surgery.torchvision_repair": ("repair_torchvision",),
-    "config": ("Config", "SceneCut"),
+    "config": ("Config", "Context", "SceneCut"),
     "surgery.conversion": ("convert", "restore"),
     "errors": ("EventfulError",),
     "ops.registry": ("use_backend",),
     "policies": (
         "Always",
+        "FollowScene",
         "GateContext",
         "NoiseThreshold",
         "Policy",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from eventful.errors import ConfigError, MissingDependencyError
-from eventful.policies import NoiseThreshold, Policy, policy_from_dict, policy_to_dict
+from eventful.policies import FollowScene, NoiseThreshold, Policy, policy_from_dict, policy_to_dict
 
 Gating = Literal["operator", "block", "frame"]
 Attention = Literal["delta", "delta-qk", "delta-av", "dense", "exact", "query"]
@@ -181,7 +181,7 @@ class Config:
             "motion": True,
             "fallback": True,
         }
-        chosen = NoiseThreshold() if policy is None else policy
+        chosen = FollowScene() if policy is None else policy
         return cls._made("fast", chosen, defaults, options)
 
     @classmethod

@@ -48,13 +48,13 @@ class ResidentPlan:
         params: of the policies.
         tokens: N.
         forced: most tokens that pass a gate whatever their error.
-        noisy: some policy follows the noise.
+        needs: whether some policy follows the noise, and whether some is relative to contrast.
     """
 
     params: list[SelectionParams]
     tokens: int
     forced: int
-    noisy: bool
+    needs: tuple[bool, bool]
 
     @classmethod
     def of(cls, plan: StepPlan, depth: int) -> ResidentPlan:
@@ -62,8 +62,8 @@ class ResidentPlan:
         (layout,) = plan.layouts.values()
         found = [params_of(policy, layout.tokens) for policy in plan.policies]
         params = [one for one in found if one is not None]
-        noisy = any(one.noise is not None for one in params)
-        return cls(params, layout.tokens, _forced(plan.config, layout, depth), noisy)
+        needs = (any(one.noise is not None for one in params), any(one.relative for one in params))
+        return cls(params, layout.tokens, _forced(plan.config, layout, depth), needs)
 
 
 def _forced(config: Config, layout: TokenLayout, depth: int) -> int:

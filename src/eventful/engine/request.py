@@ -17,6 +17,8 @@ from eventful.policies import SelectionParams
 from eventful.rules.record import StepRecord
 from eventful.surgery.session import Session
 
+PARAMS = 11  # numbers of a stream that a step reads
+
 
 class StepShape(NamedTuple):
     """What steps share that launch the same kernels on the same addresses."""
@@ -25,7 +27,7 @@ class StepShape(NamedTuple):
     width: int
     flush: bool
     dense: bool
-    noisy: bool
+    needs: tuple[bool, bool]
     maps: bool
     call: Hashable
     first_slot: int | None
@@ -60,7 +62,7 @@ class StepRequest:
         """Which recording serves it."""
         first = self.state.rows[0] if self.state.fixed else None
         return StepShape(
-            len(self.state.rows), self.width, self.flush, self.dense, self.resident.noisy,
+            len(self.state.rows), self.width, self.flush, self.dense, self.resident.needs,
             self.plan.maps, self.call.key(), first, self.plan.precision,
         )  # fmt: skip
 
@@ -92,7 +94,8 @@ class HostBuffers:
     """Host memory that a step's numbers travel through, pinned where there is a device to reach.
 
     Attributes:
-        params: (8, B) slot, turn, cap; level, k, momentum, inertia, follows the noise.
+        params: (PARAMS, B) slot, turn, cap, floor; level, low, whether these are relative, k,
+            momentum, inertia, whether it follows the noise.
         numbers: the same memory as an array.
         report, sound: see `GateInputs`.
         reported: event after which the report is there; None where nothing is waited for.
@@ -108,7 +111,7 @@ class HostBuffers:
     def make(cls, batch: int, device: torch.device) -> HostBuffers:
         """Room for B streams."""
         pinned = device.type == "cuda"
-        params = torch.zeros(8, batch, dtype=torch.float64, pin_memory=pinned)
+        params = torch.zeros(PARAMS, batch, dtype=torch.float64, pin_memory=pinned)
         report = torch.zeros(batch, ops.REPORT, dtype=torch.int32, pin_memory=pinned)
         sound = torch.zeros(batch, dtype=torch.bool, pin_memory=pinned)
         event = torch.cuda.Event() if pinned else None
@@ -121,4 +124,7 @@ class HostBuffers:
         ):
             noise = one.noise or (0.0, 0.0, 0.0)
             follows = one.noise is not None
-            self.numbers[:, stream] = (slot, frames + 1, one.cap, one.level, *noise, follows)
+            self.numbers[:, stream] = (
+                slot, frames + 1, one.cap, one.floor, one.level, one.low, one.relative,
+                *noise, follows,
+            )  # fmt: skip

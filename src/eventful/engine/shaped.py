@@ -33,7 +33,7 @@ from eventful.engine.graphs import (
     uncached_casts,
 )
 from eventful.engine.launch import NotReached, launch
-from eventful.engine.request import HostBuffers, Outcome, StepRequest
+from eventful.engine.request import PARAMS, HostBuffers, Outcome, StepRequest
 from eventful.errors import UnsupportedError
 from eventful.rules.record import StepRecord, counts_in, record_of
 from eventful.rules.step import GateInputs, Step
@@ -91,7 +91,7 @@ class ShapedStep:
         batch, device = len(frame), frame.device
         return cls(
             frame=torch.empty_like(frame, memory_format=torch.contiguous_format),
-            params=torch.zeros(8, batch, dtype=torch.float64, device=device),
+            params=torch.zeros(PARAMS, batch, dtype=torch.float64, device=device),
             report=torch.zeros(batch, ops.REPORT, dtype=torch.int32, device=device),
             sound=torch.zeros(batch, dtype=torch.bool, device=device),
             constants=constants,
@@ -143,12 +143,14 @@ class ShapedStep:
 
     def _read_params(self, step: Step) -> None:
         """Have a step read its inputs from the fixed place; the turns there go on."""
-        whole, real = self.params[:3].long(), self.params[3:].float()
+        whole, real = self.params[:4].long(), self.params[4:].float()
         self.params[1] += 1
         (inputs,) = step.inputs.values()
         step.state.slots = whole[0]
-        inputs.turn, inputs.cap, inputs.level = whole[1], whole[2], real[0]
-        inputs.noise = None if inputs.noise is None else real[1:]
+        inputs.turn, inputs.cap, inputs.floor = whole[1:].unbind()
+        inputs.level, inputs.low = real[:2].unbind()
+        inputs.relative = None if inputs.relative is None else real[2]
+        inputs.noise = None if inputs.noise is None else real[3:]
 
     def _step(self, request: StepRequest, gated: Callable[[], None]) -> Step:
         """A step whose inputs are still to be read."""
@@ -159,7 +161,10 @@ class ShapedStep:
             turn=unread,
             cap=unread,
             level=unread,
-            noise=unread if request.resident.noisy else None,
+            low=unread,
+            floor=unread,
+            relative=unread if request.resident.needs[1] else None,
+            noise=unread if request.resident.needs[0] else None,
             report=self.report,
             sound=self.sound,
             width=request.width,

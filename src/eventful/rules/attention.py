@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,6 +74,21 @@ class GlobalAttention:
             fresh: keys and values of all tokens, where they were just computed: without slots to
                 look up, a stock kernel can serve them.
         """
+        args, named = self._over_all(q, fresh)
+        return ops.join_heads(ops.attend(*args, **named))
+
+    def selected_queries_lse(
+        self, q: Tensor, fresh: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The same, and the log-sum-exp of the logits, (B, M, H)."""
+        args, named = self._over_all(q, fresh)
+        out, lse = ops.attend_lse(*args, **named)
+        return ops.join_heads(out), lse.transpose(1, 2).contiguous()
+
+    def _over_all(
+        self, q: Tensor, fresh: tuple[Tensor, Tensor] | None
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, float], dict[str, Any]]:
+        """The arguments of attention over all buffered keys and values."""
         heads = self.heads(q)
         parts = None if self.relative is None else self.relative.logits(heads, self.selection.index)
         slots = None
@@ -83,9 +99,8 @@ class GlobalAttention:
             v, _ = self.step.state.held(self.spec.slot("value"))
         else:
             k, v = self.pooled("key"), self.pooled("value")
-        k, v = self.heads(k), self.heads(v)
-        out = ops.attend(heads, k, v, self.spec.scale, relative=parts, slots=slots)
-        return ops.join_heads(out)
+        named = {"relative": parts, "slots": slots}
+        return (heads, self.heads(k), self.heads(v), self.spec.scale), named
 
     def buffer(self, qkv: QKV, *names: str) -> None:
         """Write the new rows of the named buffers."""
@@ -120,6 +135,13 @@ class GlobalAttention:
         others = self.selection.complement()
         q = self.heads(others.gather(self.get("query")))
         return {"bias": self.relative.bias_at(q, others.index, self.keys.index)}
+
+    def context_bias(self) -> dict[str, Any]:
+        """The relative position of all queries and the places of changed keys, if there is one."""
+        if self.relative is None:
+            return {}
+        parts = self.relative.logits_all(self.heads(self.get("query")))
+        return {"relative": parts, "index": self.keys.index}
 
     def bias_all(self, q: Tensor) -> Tensor | None:
         """Relative position of all queries (B, H, N, d)."""
@@ -286,15 +308,22 @@ def _swap_keys(
     """Write the new rows; the changed keys and values (B, J, H*d) as they are and as they were."""
     state, spec, chosen = attention.step.state, attention.spec, attention.selection
     state.write(spec.slot("query"), chosen, qkv[0])
+    return swap_keys(attention, qkv[1:])
+
+
+def swap_keys(
+    attention: GlobalAttention, rows: tuple[Tensor, Tensor]
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The same for keys and values alone."""
+    state, spec, chosen = attention.step.state, attention.spec, attention.selection
     names = (spec.slot("key"), spec.slot("value"))
     if attention.step.config.pool > 1:
         old = tuple(attention.keys.gather(attention.pooled(name)) for name in ("key", "value"))
-        state.write_all(dict(zip(names, qkv[1:], strict=True)), chosen)
+        state.write_all(dict(zip(names, rows, strict=True)), chosen)
         new = tuple(attention.keys.gather(attention.pooled(name)) for name in ("key", "value"))
         return (new[0], new[1]), (old[0], old[1])
     buffers = (state.open(names[0], chosen), state.open(names[1], chosen))
-    new = (qkv[1], qkv[2])
-    return new, ops.swap_rows_(buffers, new, chosen.index, chosen.count, state.slots)
+    return rows, ops.swap_rows_(buffers, rows, chosen.index, chosen.count, state.slots)
 
 
 RULES: dict[str, Callable[[GlobalAttention, QKV], Attended]] = {

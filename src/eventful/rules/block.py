@@ -10,7 +10,9 @@ from torch import Tensor
 from eventful import ops
 from eventful.errors import NonFiniteError, UnsupportedError
 from eventful.rules.attention import RULES, Attended, GlobalAttention
+from eventful.rules.context import attend_in_context
 from eventful.rules.gate import choose, gate
+from eventful.rules.motion import carry, follow_motion, keep_picture
 from eventful.rules.spec import BlockSpec, is_layer_norm
 from eventful.rules.step import FlushRequired, Step
 from eventful.rules.windows import WindowedAttention, update_windows
@@ -99,7 +101,8 @@ def _whole(
     normed = ready[1] if ready is not None and ready[0] is tokens else spec.norm1(tokens)
     q, k, v = spec.qkv(normed, chosen.index, positions)
     state = step.state
-    state.write_all({spec.slot("key"): k, spec.slot("value"): v}, chosen)
+    if not spec.followed:
+        state.write_all({spec.slot("key"): k, spec.slot("value"): v}, chosen)
     if spec.window is not None:
         windowed = WindowedAttention.of(step, spec, tokens, positions)
         attended = windowed.selected_queries(step, q, chosen)
@@ -110,7 +113,10 @@ def _whole(
     else:
         attention = GlobalAttention.of(step, spec, chosen)
         fresh = (k, v) if chosen.is_everything and step.config.pool == 1 else None
-        attended = attention.selected_queries(q, fresh)
+        if spec.followed:
+            attended = attend_in_context(attention, (q, k, v), fresh)
+        else:
+            attended = attention.selected_queries(q, fresh)
         work = {"keys": attention.keys.counts}
     y, normed = _add_norm(tokens, spec.project(attended), spec.project_scale, spec.norm2)
     count = chosen.counts
@@ -148,10 +154,7 @@ def _frame(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
     """One gate per frame; the selected tokens run through all blocks, then patch the output."""
     tokens = None
     if spec.first:
-        if step.config.gate == "after-norm":
-            chosen = choose(step, spec, "frame", spec.norm1(x))
-        else:
-            _, chosen, tokens = gate(step, spec, "frame", x)
+        chosen, tokens = _choose_in_frame(spec, step, x)
         step.selections[spec.trunk] = chosen
         step.record.frame_gates.append((x.shape[1], spec.dim))
     chosen = step.selections[spec.trunk]
@@ -162,12 +165,25 @@ def _frame(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
     if seen and slot not in step.state and not step.flush_all:
         raise FlushRequired
     if seen or slot in step.state:  # a layer tapped now and then keeps its buffer up to date
+        carry(step, spec, slot)
         step.state.write(slot, chosen, tokens)
     if not seen:
         step.compact.add(spec.trunk)
         return tokens
     step.compact.discard(spec.trunk)
     return step.state.copy(slot)  # the caller may keep it; the buffer will change
+
+
+def _choose_in_frame(spec: BlockSpec, step: Step, x: Tensor) -> tuple[Selection, Tensor | None]:
+    """The tokens that pass the frame gate, and their values (B, M, D) where the gate took them."""
+    if spec.trunk in step.views:
+        chosen = choose(step, spec, "frame", follow_motion(step, spec, x))
+        keep_picture(step, spec)
+        return chosen, None
+    if step.config.gate == "after-norm":
+        return choose(step, spec, "frame", spec.norm1(x)), None
+    _, chosen, tokens = gate(step, spec, "frame", x)
+    return chosen, tokens
 
 
 _GATINGS = {"operator": _operator, "block": _block, "frame": _frame}

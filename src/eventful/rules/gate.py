@@ -8,8 +8,7 @@ nothing waits: a bad frame's writes are masked, and the host reads the report la
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,59 +17,17 @@ from torch import Tensor
 from eventful import ops
 from eventful.cost.fallback import Demand
 from eventful.errors import NonFiniteError
-from eventful.memory.state import MEMORY
-from eventful.policies import memory_scope, params_of, refresh_period
+from eventful.policies import params_of, refresh_period
+from eventful.rules.context import with_context
+from eventful.rules.levels import Levels, Seen, contrast_of, levels_of
+from eventful.rules.motion import lost_tokens
 from eventful.rules.own_policies import select_by_policies
 from eventful.rules.spec import BlockSpec, is_layer_norm
-from eventful.rules.step import GateInputs, Step
+from eventful.rules.step import Gate, Step
 from eventful.tokens.selection import Selection
 
 UNCOUNTED = -1  # in a report: a flush has no memory to count the wanted tokens against
-LEADING = ("qkv", "block", "frame")  # kinds that may be the first gate of a trunk
-
-
-@dataclass(frozen=True, eq=False)
-class Gate:
-    """One gate in one step.
-
-    Attributes:
-        name: full name, e.g. `blocks.3.qkv`.
-        leading: the first gate of its trunk.
-        inputs: what it reads besides the tokens.
-    """
-
-    step: Step
-    spec: BlockSpec
-    kind: str
-    name: str
-    leading: bool
-    inputs: GateInputs
-
-    @classmethod
-    def of(cls, step: Step, spec: BlockSpec, kind: str, tokens: Tensor) -> Gate:
-        """A gate that tokens (B, N, D) are about to pass."""
-        leading = spec.first and kind in LEADING
-        inputs = step.inputs_of(spec.trunk, tokens)
-        return cls(step, spec, kind, spec.gate_name(kind), leading, inputs)
-
-    @property
-    def reference(self) -> str:
-        """Name of the reference in the state."""
-        return f"{self.name}/reference"
-
-    @property
-    def previous(self) -> str:
-        """Name of the last frame's sample in the state."""
-        return f"{self.name}/previous"
-
-    @property
-    def samples(self) -> bool:
-        """Whether a sample of the tokens is compared with the last frame's, or was before."""
-        return (
-            self.inputs.noise is not None
-            or self.previous in self.step.state
-            or any(getattr(policy, "needs_change", False) for policy in self.step.policies)
-        )
+LOST = 4.0  # times the contrast: added to the error of tokens whose content is new
 
 
 def gate(
@@ -108,14 +65,15 @@ def gate(
     reference = state.raw(this.reference)
     before = None if update is None else state.raw(update)
     tokens, error = ops.gate_error(x, reference, state.slots, seen_norm, before, held)
-    sampled = _sample(this, tokens, seen_norm, held) if this.samples else None
-    selection = _select(this, {2.0: error}, sampled)
+    seen = _measure(this, tokens, seen_norm, held)
+    errors = _scores(this, {2.0: error}, seen)
+    selection = _select(this, errors, seen)
     rows = ops.gate_rows(
         tokens, state.open(this.reference, selection), selection.index, selection.count,
         state.slots, seen_norm, held,
     )  # fmt: skip
-    _remember(this, selection, sampled)
-    step.record_gate(this.name, selection, error)
+    _remember(this, selection, seen.sampled)
+    step.record_gate(this.name, selection, errors[2.0])
     return tokens, selection, rows if after or norm is None else norm(rows)
 
 
@@ -125,14 +83,22 @@ def _in_parts(step: Step) -> bool:
     return step.flush_all or step.config.reference != "update" or orders != {2.0}
 
 
-def _sample(this: Gate, tokens: Tensor, norm: ops.LayerNorm | None, stored: bool) -> Tensor:
-    """The tokens whose change is measured, as the gate sees them."""
-    state = this.step.state
-    drawn = ops.sample(tokens)
-    if stored:
-        drawn = ops.held(drawn.contiguous(), state.slots)
-    drawn = drawn.to(state.raw(this.reference).dtype)
-    return drawn if norm is None else norm.apply(drawn)
+def _measure(this: Gate, tokens: Tensor, norm: ops.LayerNorm | None, stored: bool) -> Seen:
+    """What policies need to know of the tokens, as the gate sees them."""
+    state, layout = this.step.state, this.step.layouts[this.spec.trunk]
+
+    def drawn(part: Tensor) -> Tensor:
+        few = ops.sample(part)
+        if stored:
+            few = ops.held(few.contiguous(), state.slots)
+        few = few.to(state.raw(this.reference).dtype)
+        return few if norm is None else norm.apply(few)
+
+    patches = tokens[:, layout.prefix : layout.tokens - layout.suffix]
+    return Seen(
+        drawn(tokens) if this.samples else None,
+        contrast_of(drawn(patches)) if this.wants_contrast else None,
+    )
 
 
 def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection:
@@ -146,18 +112,24 @@ def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection
         with `reference="previous"`.
     """
     this, state = Gate.of(step, spec, kind, current), step.state
-    sampled = ops.sample(current) if this.samples else None
+    layout = step.layouts[spec.trunk]
+    patches = current[:, layout.prefix : layout.tokens - layout.suffix]
+    compares = not step.flush_all or (this.leading and this.inputs.count_wanted)
+    seen = Seen(
+        ops.sample(current) if this.samples else None,
+        contrast_of(ops.sample(patches)) if compares and this.wants_contrast else None,
+    )
     errors: dict[float, Tensor] = {}
-    if not step.flush_all or (this.leading and this.inputs.count_wanted):
-        errors = _errors(this, current)
-        selection = _select(this, errors, sampled)
+    if compares:
+        errors = _scores(this, _errors(this, current), seen)
+        selection = _select(this, errors, seen)
     else:
         selection = _flush(this, current)
     if step.config.reference == "previous":
         state.fill(this.reference, current)
     else:
         state.write(this.reference, selection, selection.gather(current))
-    _remember(this, selection, sampled)
+    _remember(this, selection, seen.sampled)
     step.record_gate(this.name, selection, errors.get(step.policies[0].order))
     return selection
 
@@ -170,6 +142,17 @@ def _errors(this: Gate, current: Tensor) -> dict[float, Tensor]:
         orders.add(2.0)
     reference, slots = step.state.raw(this.reference), step.state.slots
     return {order: ops.error_norm(current, reference, order, slots) for order in sorted(orders)}
+
+
+def _scores(this: Gate, errors: dict[float, Tensor], seen: Seen) -> dict[float, Tensor]:
+    """What tokens are ranked by: their errors (B, N) with what motion and context add to them."""
+    step, spec, contrast = this.step, this.spec, seen.contrast
+    if this.kind != "frame" or contrast is None:
+        return errors
+    lost = lost_tokens(step, spec)
+    if lost is not None:
+        errors = {order: e + lost * (LOST * contrast[:, None]) for order, e in errors.items()}
+    return {order: with_context(step, spec, e, contrast) for order, e in errors.items()}
 
 
 def _flush(this: Gate, current: Tensor) -> Selection:
@@ -196,23 +179,23 @@ def _everything(this: Gate, tokens: int, wanted: Tensor | None) -> Selection:
     return replace(everything, count=(report[:, 1] > 0) * tokens, whole=True, wanted=wanted)
 
 
-def _select(this: Gate, errors: dict[float, Tensor], sampled: Tensor | None) -> Selection:
+def _select(this: Gate, errors: dict[float, Tensor], seen: Seen) -> Selection:
     """Choose by the errors; a scene cut, or dense being cheaper, makes streams flush."""
     step, inputs = this.step, this.inputs
     error = _in_own_norm(step, errors)
-    level, learn = _level(this, sampled, error)
-    rule = _rule(this, level, error)
+    levels = levels_of(this, seen, error)
+    rule = _rule(this, levels, error)
     width = 1 if inputs.count_wanted else inputs.width
     picked = ops.pick(error, rule, width, inputs.report)
     if rule.scene is None and this.leading and step.config.scene_cut is not None:
         _cut_by_l2(this, errors[2.0])
     if this.leading:
         _take_report(this)
-    learn()
+    levels.learn()
     wanted = inputs.report[:, 0].long() if this.leading else None  # a copy: the report is reused
     selection = Selection.of(picked, error.shape[1], wanted)
     if inputs.own_policies and not step.flush_all:
-        selection = select_by_policies(step, this.spec, this.kind, errors, sampled)
+        selection = select_by_policies(step, this.spec, this.kind, errors, seen)
     if this.leading and _runs_dense(this, selection):
         step.flush([True] * selection.batch)
         step.record.fallback = True
@@ -230,14 +213,16 @@ def _in_own_norm(step: Step, errors: dict[float, Tensor]) -> Tensor:
     return torch.stack([errors[order][stream] for stream, order in enumerate(orders)])
 
 
-def _rule(this: Gate, level: Tensor, error: Tensor) -> ops.PickRule:
+def _rule(this: Gate, levels: Levels, error: Tensor) -> ops.PickRule:
     step, inputs = this.step, this.inputs
     layout, config = step.layouts[this.spec.trunk], step.config
     l2 = all(policy.order == 2.0 for policy in step.policies)
     scenes = this.leading and config.scene_cut is not None and l2
     rule = ops.PickRule(
-        level=level,
+        level=levels.level,
         cap=inputs.cap,
+        low=levels.low,
+        floor=levels.floor,
         prefix=layout.prefix if config.protect else 0,
         suffix=layout.suffix if config.protect else 0,
         period=None if config.max_age is None else refresh_period(config.max_age, this.spec.depth),
@@ -315,62 +300,6 @@ def _runs_dense(this: Gate, selection: Selection) -> bool:
     wanted = counts if selection.wanted is None else selection.wanted.tolist()
     step.demand = Demand.of(wanted, counts, budget)
     return step.dense_if(step.demand)
-
-
-def _level(this: Gate, sampled: Tensor | None, error: Tensor) -> tuple[Tensor, Callable[[], None]]:
-    """(B,) the level in force: the policy's own, or that of the noise where it follows it.
-
-    Returns:
-        The level, and what stores it once the report shows whose frame was good and no cut.
-    """
-    state, inputs = this.step.state, this.inputs
-    if inputs.noise is None or sampled is None:
-        return inputs.level, lambda: None
-    k, momentum, inertia, follows = inputs.noise
-    state.ensure(this.previous, sampled)
-    reference = ops.sample(state.raw(this.reference)).contiguous()
-    kept = state[this.previous]
-    kept = torch.where(kept.isnan(), ops.held(reference, state.slots), kept)
-    level, learned = inputs.level, []
-    for scope, order, rows in _noise_scopes(this, error.shape[1]):
-        name = f"{this.name}{MEMORY}{scope}level"
-        state.ensure(name, error[:, 0])
-        before = state[name]
-        now = ops.error_norm(sampled, kept, order).median(dim=-1).values
-        after = ops.follow_level(before, now, inertia, momentum)
-        counts = follows > 0 if rows is None else rows
-        learned.append((name, before, after, counts))
-        level = torch.where(counts, k * after, level)
-
-    def learn() -> None:
-        for name, before, after, counts in learned:
-            sound = torch.isfinite(after) & counts & (inputs.report[:, 2] <= 0)
-            if this.step.flush_any and state.reversible:
-                sound = sound & ~this.step.flush_rows(sound.device)
-            state.fill(name, torch.where(sound, after, before), owned=True)
-
-    return level, learn
-
-
-def _noise_scopes(this: Gate, tokens: int) -> list[tuple[str, float, Tensor | None]]:
-    """The sorts of policies that follow the noise: scope of memory, norm, and streams (B,).
-
-    With one sort the streams are None: all that follow the noise.
-    """
-    policies = this.step.policies
-    scopes = []
-    for policy in policies:
-        params = params_of(policy, tokens)
-        follows = params is not None and params.noise is not None
-        scopes.append(memory_scope(policy) if follows else "")
-    orders = {scope: p.order for scope, p in zip(scopes, policies, strict=True) if scope}
-    if len(orders) == 1:
-        return [(scope, order, None) for scope, order in orders.items()]
-    device = this.inputs.cap.device
-    return [
-        (scope, order, torch.tensor([one == scope for one in scopes], device=device))
-        for scope, order in sorted(orders.items())
-    ]
 
 
 def _remember(this: Gate, selection: Selection, sampled: Tensor | None) -> None:

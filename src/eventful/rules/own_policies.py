@@ -8,19 +8,20 @@ from torch import Tensor
 from eventful import ops
 from eventful.errors import ConfigError
 from eventful.policies import GateContext, refresh_period, select_by_stream
+from eventful.rules.levels import Seen
 from eventful.rules.spec import BlockSpec
 from eventful.rules.step import Step
 from eventful.tokens.selection import Selection
 
 
 def select_by_policies(
-    step: Step, spec: BlockSpec, kind: str, errors: dict[float, Tensor], sampled: Tensor | None
+    step: Step, spec: BlockSpec, kind: str, errors: dict[float, Tensor], seen: Seen
 ) -> Selection:
     """Let each stream's policy choose, and keep what it learned.
 
     Args:
         errors: (B, N) error norms by order.
-        sampled: the tokens whose change is measured; None where no policy needs it.
+        seen: what the gate measured of its tokens.
     """
     gate, state = spec.gate_name(kind), step.state
     batch, tokens = next(iter(errors.values())).shape
@@ -34,7 +35,8 @@ def select_by_policies(
         protected=_protected(step, spec, device),
         due=_due(step, spec, tokens, device),
         age=state[age] if age in state else None,  # noqa: SIM401 - a state has no `get`
-        change=None if sampled is None else _change(step, gate, sampled),
+        change=None if seen.sampled is None else _change(step, gate, seen.sampled),
+        contrast=seen.contrast,
         memory=dict(known),
     )
     selection = select_by_stream(step.policies, errors, context)

@@ -46,6 +46,13 @@ class RelativePosition:
         """Logits of queries (B, H, M, d) at grid places `index` (B or 1, M) in two parts."""
         return ops.relative_logits(q, self.rows, self.columns, index)
 
+    def logits_all(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of all queries (B, H, N, d) in grid order, without a table per query."""
+        grid = q.unflatten(2, (self.rows.shape[0], self.columns.shape[0]))
+        down = torch.einsum("bhyxd,ykd->byxhk", grid, self.rows.to(q.dtype))
+        across = torch.einsum("bhyxd,xkd->byxhk", grid, self.columns.to(q.dtype))
+        return down.flatten(1, 2).contiguous(), across.flatten(1, 2).contiguous()
+
     def bias(self, q: Tensor, index: Tensor) -> Tensor:
         """Bias (B, H, M, K) of queries (B, H, M, d) at grid places `index` (B or 1, M)."""
         down, across = (part.transpose(1, 2) for part in self.logits(q, index))

@@ -38,7 +38,7 @@ class BlockSpec:
         next_norm: norm1 of the block that follows, None for the last.
         name, trunk, index, depth, first, last: the block's place among the converted blocks of
             its trunk, filled in by `convert`.
-        context: selection by context follows this block's attention; filled in likewise.
+        context: names of the trunk's blocks whose attention selection by context follows.
     """
 
     module: nn.Module
@@ -65,7 +65,12 @@ class BlockSpec:
     depth: int = 1
     first: bool = False
     last: bool = False
-    context: bool = False
+    context: tuple[str, ...] = ()
+
+    @property
+    def followed(self) -> bool:
+        """Whether selection by context follows this block's attention."""
+        return self.name in self.context
 
     def projected(self, attended: Tensor) -> Tensor:
         """What attention adds to the tokens."""

@@ -17,8 +17,11 @@ from eventful.cost.fallback import Demand
 from eventful.memory.state import StreamState
 from eventful.policies import Policy, SelectionParams, params_of
 from eventful.rules.record import BlockRecord, GateRecord, StepRecord
+from eventful.rules.spec import BlockSpec
 from eventful.tokens.layout import TokenLayout
 from eventful.tokens.selection import Selection
+
+LEADING = ("qkv", "block", "frame")  # kinds that may be the first gate of a trunk
 
 
 class FlushRequired(Exception):
@@ -31,7 +34,9 @@ class GateInputs:
 
     Attributes:
         turn: (B,) frames since each stream's last flush, this one included.
-        level, cap: (B,) of each stream's policy, see `ops.PickRule`.
+        level, cap, low, floor: (B,) of each stream's policy, see `ops.PickRule`.
+        relative: (B,) whether `level` and `low` are multiples of the contrast of the tokens; None
+            if that is so in no stream. `low` and `floor` count only where it is so in some.
         noise: (4, B) k, momentum, inertia and whether it counts, of policies that follow the
             noise; None if no stream has one.
         report: (B, ops.REPORT) int32, see `ops.pick`.
@@ -46,6 +51,9 @@ class GateInputs:
     turn: Tensor
     level: Tensor
     cap: Tensor
+    low: Tensor
+    floor: Tensor
+    relative: Tensor | None
     noise: Tensor | None
     report: Tensor
     sound: Tensor
@@ -67,16 +75,35 @@ class GateInputs:
         if any(one.noise is not None for one in params):
             rows = [(*(one.noise or (0.0, 0.0, 0.0)), one.noise is not None) for one in params]
             noise = torch.tensor(rows, dtype=torch.float32, device=device).T
+        relative = None
+        if any(one.relative for one in params):
+            relative = torch.tensor([one.relative for one in params], device=device)
         return cls(
             turn=torch.tensor(frames, device=device) + 1,
             level=torch.tensor([one.level for one in params], dtype=torch.float32, device=device),
             cap=torch.tensor([one.cap for one in params], device=device),
+            low=torch.tensor([one.low for one in params], dtype=torch.float32, device=device),
+            floor=torch.tensor([one.floor for one in params], device=device),
+            relative=relative,
             noise=noise,
             report=torch.zeros(len(params), ops.REPORT, dtype=torch.int32, device=device),
             sound=torch.ones(len(params), dtype=torch.bool, device=device),
             params=None if own else params,
             own_policies=own,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What a trunk's patch embedding saw in a step that follows motion.
+
+    Attributes:
+        picture: (B, 8h, 8w) the frame in grey, see `ops.grey_picture`.
+        content: (B, h*w, D) its patches, embedded, without positions.
+    """
+
+    picture: Tensor
+    content: Tensor
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -111,6 +138,10 @@ class Step:
         cache: values shared by the blocks of one step, e.g. the tokens due for a refresh.
         constants: values that depend on the weights and sizes alone, kept from step to step.
         inputs: what the gates read, by trunk; made from the policies where it is missing.
+        hint: (B, 2, y, x) motion that came with the frame, see `rules.motion`; None without.
+        views: what the patch embeddings saw, by trunk.
+        motions: (B, h, w, 2) where the content of each token was, by trunk, see
+            `ops.match_blocks`; none where nothing moved.
         track: takes over the blocks' calls, to record or to replay them; None to run them.
         structure: which modules and parameters the model is made of, see `weights.ModelView`.
     """
@@ -129,6 +160,9 @@ class Step:
     cache: dict[Any, Any] = field(default_factory=dict)
     constants: dict[Any, Any] = field(default_factory=dict)
     inputs: dict[str, GateInputs] = field(default_factory=dict)
+    hint: Tensor | None = None
+    views: dict[str, View] = field(default_factory=dict)
+    motions: dict[str, Tensor] = field(default_factory=dict)
     track: Track | None = None
     structure: int | None = None
 
@@ -190,3 +224,54 @@ class Step:
     def record_block(self, name: str, shape: BlockShape, **work: Tensor) -> None:
         """Note what a block computed."""
         self.record.blocks[name] = BlockRecord(shape, work)
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """One gate in one step.
+
+    Attributes:
+        name: full name, e.g. `blocks.3.qkv`.
+        leading: the first gate of its trunk.
+        inputs: what it reads besides the tokens.
+    """
+
+    step: Step
+    spec: BlockSpec
+    kind: str
+    name: str
+    leading: bool
+    inputs: GateInputs
+
+    @classmethod
+    def of(cls, step: Step, spec: BlockSpec, kind: str, tokens: Tensor) -> Gate:
+        """A gate that tokens (B, N, D) are about to pass."""
+        leading = spec.first and kind in LEADING
+        inputs = step.inputs_of(spec.trunk, tokens)
+        return cls(step, spec, kind, spec.gate_name(kind), leading, inputs)
+
+    @property
+    def reference(self) -> str:
+        """Name of the reference in the state."""
+        return f"{self.name}/reference"
+
+    @property
+    def previous(self) -> str:
+        """Name of the last frame's sample in the state."""
+        return f"{self.name}/previous"
+
+    @property
+    def wants_contrast(self) -> bool:
+        """Whether anything is measured in multiples of the contrast of the tokens."""
+        config = self.step.config
+        framed = self.kind == "frame" and (config.context is not None or config.motion)
+        return framed or self.inputs.relative is not None or self.inputs.own_policies
+
+    @property
+    def samples(self) -> bool:
+        """Whether a sample of the tokens is compared with the last frame's, or was before."""
+        return (
+            self.inputs.noise is not None
+            or self.previous in self.step.state
+            or any(getattr(policy, "needs_change", False) for policy in self.step.policies)
+        )

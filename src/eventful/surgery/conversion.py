@@ -57,7 +57,7 @@ class BlockPlace(TypedDict):
     depth: int
     first: bool
     last: bool
-    context: bool
+    context: tuple[str, ...]
 
 
 class BlockForward:
@@ -211,7 +211,7 @@ def _install(session: Session, plan: _Plan) -> None:
             depth=len(plan.chosen),
             first=i == plan.chosen[0],
             last=i == plan.chosen[-1],
-            context=i in followed,
+            context=followed,
         )
         forward = BlockForward(session, plan.name, block, following, place)
         session.place(block, "forward", forward)
@@ -224,14 +224,14 @@ def _install(session: Session, plan: _Plan) -> None:
     session.handles.append(count_loads(plan.trunk, session))
 
 
-def _context_blocks(plan: _Plan, config: Config) -> set[int]:
+def _context_blocks(plan: _Plan, config: Config) -> tuple[str, ...]:
     """The blocks whose attention selection by context follows: global ones, evenly spread."""
     if config.context is None:
-        return set()
+        return ()
     specs = {i: plan.adapter.spec(plan.trunk, plan.blocks[i][1]) for i in plan.chosen}
     able = [i for i, spec in specs.items() if spec.window is None]
     count = min(config.context.layers, len(able))
-    return {able[(k + 1) * len(able) // count - 1] for k in range(count)}
+    return tuple(plan.blocks[able[(k + 1) * len(able) // count - 1]][0] for k in range(count))
 
 
 def restore(model: nn.Module) -> nn.Module:

@@ -12,6 +12,8 @@ from typing import Any, TypeGuard
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from eventful.rules.motion import see
+from eventful.rules.step import Step
 from eventful.surgery.session import Session
 
 _FEW_CHANNELS = 4
@@ -31,18 +33,30 @@ def embeds_patches(module: nn.Module) -> TypeGuard[nn.Conv2d]:
 
 
 class PatchForward:
-    """A patch embedding's forward: a matrix product in a resident step, the original elsewhere."""
+    """A patch embedding's forward: a matrix product in a resident step, the original elsewhere.
 
-    def __init__(self, session: Session, module: nn.Conv2d) -> None:
-        self.session, self.module = session, module
+    A step that follows the motion of the picture looks at what goes in and what comes out.
+    """
+
+    def __init__(self, session: Session, trunk: str, module: nn.Conv2d) -> None:
+        self.session, self.trunk, self.module = session, trunk, module
 
     def __call__(self, image: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Embed (B, C, height, width) as (B, D, rows, columns)."""
         step = self.session.step
         module = self.module
-        if step is None or step.state.reversible or args or kwargs or image.dim() != 4:
+        plain = not args and not kwargs and image.dim() == 4
+        if step is None or step.state.reversible or not plain:
             result: Tensor = type(module).forward(module, image, *args, **kwargs)
-            return result
+        else:
+            result = self._product(step, image)
+        if step is not None and plain:
+            see(step, self.trunk, image, result)
+        return result
+
+    def _product(self, step: Step, image: Tensor) -> Tensor:
+        """The convolution as a matrix product."""
+        module = self.module
         tall, wide = module.kernel_size
         batch, channels, height, width = image.shape
         rows, columns = height // tall, width // wide

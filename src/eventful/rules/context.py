@@ -1,0 +1,77 @@
+"""Selection by context: a token counts as changed where what it attends to has changed.
+
+Much of the error of a kept output is in tokens that did not change themselves. At a few layers
+the queries of all tokens are kept; each update adds to every token the change of its attention
+output that the new keys and values cause, until the token is updated itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eventful import ops
+from eventful.rules.attention import GlobalAttention, swap_keys
+from eventful.rules.spec import BlockSpec
+from eventful.rules.step import Step
+
+_KEPT = ("query", "lse", "change")
+
+
+def attend_in_context(
+    attention: GlobalAttention,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    fresh: tuple[Tensor, Tensor] | None,
+) -> Tensor:
+    """Attention of the selected queries (B, M, H*d) that also follows the context.
+
+    Args:
+        fresh: see `GlobalAttention.selected_queries`.
+    """
+    step, spec, chosen = attention.step, attention.spec, attention.selection
+    state, (q, k, v) = step.state, qkv
+    old = None
+    if step.flush_all:
+        state.write_all({spec.slot("key"): k, spec.slot("value"): v}, chosen)
+    else:
+        (k, v), old = swap_keys(attention, (k, v))
+    attended, lse = attention.selected_queries_lse(q, fresh)
+    if old is not None and chosen.width:
+        state.open(spec.slot("change"))
+        memory = ops.ContextMemory(*(state.raw(spec.slot(name)) for name in _KEPT))
+        ops.add_context_(
+            memory, (k, v), old, attention.keys.count, spec.scale, state.slots,
+            **attention.context_bias(),
+        )  # fmt: skip
+    rows = {"query": q, "lse": lse, "change": torch.zeros_like(q)}
+    state.write_all({spec.slot(name): value for name, value in rows.items()}, chosen)
+    if step.flush_any:
+        _keep_size(step, spec, attended)
+    return attended
+
+
+def _keep_size(step: Step, spec: BlockSpec, attended: Tensor) -> None:
+    """Remember how large attention outputs (B, N, H*d) are in the streams that flush."""
+    name = spec.slot("size")
+    size = attended.float().norm(dim=-1).mean(dim=-1)
+    if not step.flush_all:
+        size = torch.where(step.flush_rows(size.device), size, step.state[name])
+    step.state.fill(name, size, owned=True)
+
+
+def with_context(step: Step, spec: BlockSpec, error: Tensor, contrast: Tensor) -> Tensor:
+    """Errors (B, N) at the frame gate with what the context adds to them.
+
+    Args:
+        contrast: (B,) of the tokens: the error that counts as much as a change of attention
+            outputs by 1 / weight of their size.
+    """
+    context, names = step.config.context, spec.context
+    if context is None or not names:
+        return error
+    state, total = step.state, torch.zeros_like(error)
+    for name in names:
+        change = ops.row_norm(*state.held(f"{name}/change"))
+        total = total + change / state[f"{name}/size"].clamp_min(1e-12)[:, None]
+    caused = total * (context.weight / len(names) * contrast[:, None])
+    return torch.hypot(error, caused)
