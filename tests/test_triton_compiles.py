@@ -21,6 +21,7 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 from eventful import ops  # noqa: E402
 from eventful.ops.triton import (  # noqa: E402
     attention,
+    context,
     exact,
     gates,
     interpreted,
@@ -88,12 +89,14 @@ INDEX = torch.zeros(1, 512, dtype=torch.int64)
 COUNT = torch.zeros(1, dtype=torch.int64)
 
 
-@pytest.mark.parametrize("form", ["plain", "leading", "scene"])
+@pytest.mark.parametrize("form", ["plain", "leading", "scene", "floor"])
 def test_pick(compiled, form):
     more = {"leading": form != "plain"}
     if form == "scene":
         more |= {"scene": torch.zeros(1), "cut": (4.0, 0.5, 0.9), "slots": SLOTS}
         more |= {"period": 59, "turn": COUNT, "prefix": 1}
+    if form == "floor":
+        more |= {"low": torch.zeros(1), "floor": COUNT}
     report = torch.zeros(1, ops.REPORT, dtype=torch.int32)
     gates.pick(torch.zeros(1, 4097), ops.PickRule(torch.zeros(1), COUNT, **more), 512, report)
     assert compiled == ["_pick"]
@@ -103,6 +106,7 @@ def test_gates_and_rows(compiled):
     tokens, width = make(1, 4097, 768), make(768)
     selected, norm = make(1, 512, 768), ops.LayerNorm(width, width, 1e-6)
     gates.error_norm(tokens, tokens, 2.0, SLOTS)
+    gates.row_norm(tokens, SLOTS)
     exact.gate_error(tokens, tokens, SLOTS, norm, tokens)
     exact.gate_error(tokens.float(), tokens, SLOTS, stored=True)
     exact.gate_rows(tokens, tokens, INDEX, COUNT, SLOTS, norm)
@@ -112,7 +116,7 @@ def test_gates_and_rows(compiled):
     rows.write_rows_((tokens, tokens), (selected, selected), INDEX, COUNT, SLOTS)
     rows.swap_rows_((tokens, tokens), (selected, selected), INDEX, COUNT, SLOTS)
     rows.take_slots(tokens, SLOTS)
-    assert len(compiled) == 10
+    assert len(compiled) == 11
 
 
 @pytest.mark.parametrize(
@@ -130,6 +134,12 @@ def test_attention(compiled, kind, keys):
     attention.attend(q, k, k, 0.125, slots=SLOTS)
     attention.attend_partial(k, k, k, 0.125)
     assert compiled == ["_attend", "_combine", "_attend"]
+
+
+def test_attention_with_its_log_sum_exp(compiled):
+    q, k = (ops.split_heads(make(1, n, 768), 12) for n in (512, 4097))
+    assert attention.attend_lse(q, k, k, 0.125, slots=SLOTS)[0].dtype == torch.bfloat16
+    assert compiled == ["_attend", "_combine"]
 
 
 @pytest.mark.parametrize("grid", [(64, 64), (42, 42), (14, 14)])
@@ -165,6 +175,16 @@ def test_exact(compiled, kind):
     assert compiled == ["_exchange", "_attend_rows", "_settle_rows"]
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, slow_kind], ids=str)
+@pytest.mark.parametrize("relative", [True, False])
+def test_context(compiled, kind, relative):
+    tokens, new = make(1, 4096, 768, kind=kind), make(1, 512, 768, kind=kind)
+    memory = ops.ContextMemory(tokens, torch.zeros(1, 4096, 12), tokens)
+    parts = tuple(make(1, 4096, 12, 64, kind=kind) for _ in range(2)) if relative else None
+    context.add_context_(memory, (new, new), (new, new), COUNT, 0.125, SLOTS, parts, INDEX)
+    assert compiled == ["_add_context"]
+
+
 def test_the_largest_tiles_that_fit_are_found_once(monkeypatch):
     monkeypatch.setattr(tiles, "_found", {})
     tried = []
@@ -195,4 +215,7 @@ def test_wide_heads_fit_a_small_device(compiled):
     exact.exchange_(memory, (new, new), (new, new), picked, 0.125, 100.0, SLOTS, 16)
     assert compiled[0] == "_attend"
     assert compiled[-1] == "_exchange"
+    kept = ops.ContextMemory(wide, small, wide)
+    context.add_context_(kept, (new, new), (new, new), COUNT, 0.125, SLOTS)
+    assert compiled[-1] == "_add_context"
     assert any(place > 0 for place in tiles._found.values())

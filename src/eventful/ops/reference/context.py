@@ -92,11 +92,11 @@ def context_part(partial: tuple[Tensor, Tensor], lse: Tensor) -> Tensor:
 def key_bias(
     bias: Tensor | None, relative: tuple[Tensor, Tensor] | None, index: Tensor | None
 ) -> Tensor | None:
-    """An additive bias (B, H, N, J) of the keys at `index` (B, J), from its two parts."""
+    """An additive bias (B, H, N, J) of the keys at `index` (B, J), from its two parts, in fp32."""
     if relative is None:
         return bias
     assert index is not None
     down, across = (part.transpose(1, 2) for part in relative)
     width = across.shape[-1]
     at = index[:, None, None].expand(*down.shape[:3], -1)
-    return down.gather(-1, at // width) + across.gather(-1, at % width)
+    return down.gather(-1, at // width).float() + across.gather(-1, at % width).float()

@@ -11,17 +11,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from eventful.ops.reference import ExactMemory, PickRule
-from eventful.ops.triton.attention import attend, attend_partial, relative_logits
+from eventful.ops.reference import ContextMemory, ExactMemory, PickRule
+from eventful.ops.triton.attention import attend, attend_lse, attend_partial, relative_logits
+from eventful.ops.triton.context import add_context_
 from eventful.ops.triton.exact import add_held, exchange_, gate_error, gate_rows, recompute_
-from eventful.ops.triton.gates import MOST_TOKENS, error_norm, pick
+from eventful.ops.triton.gates import MOST_TOKENS, error_norm, pick, row_norm
 from eventful.ops.triton.rows import add_norm, swap_rows_, take_slots, write_rows_
 from eventful.ops.triton.windows import attend_windows
 
 __all__ = [
+    "add_context_",
     "add_held",
     "add_norm",
     "attend",
+    "attend_lse",
     "attend_partial",
     "attend_windows",
     "error_norm",
@@ -32,6 +35,7 @@ __all__ = [
     "recompute_",
     "refuse",
     "relative_logits",
+    "row_norm",
     "swap_rows_",
     "take_slots",
     "write_rows_",
@@ -66,10 +70,12 @@ def refuse(operation: str, args: tuple[object, ...], kwargs: dict[str, object]) 
 
 def yields(operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
     """Whether a stock operator serves a call faster: attention that fills the device without us."""
-    if operation != "attend":
+    if operation not in ("attend", "attend_lse"):
         return False
     q = args[0]
     assert isinstance(q, Tensor)
+    if operation == "attend_lse" and q.shape[-1] % 8:
+        return False  # the stock kernels that return a log-sum-exp do not take such heads
     if not q.is_cuda or kwargs.get("slots") is not None or kwargs.get("relative") is not None:
         return False
     batch, heads, queries, _ = q.shape
@@ -84,7 +90,7 @@ def yields(operation: str, args: tuple[object, ...], kwargs: dict[str, object]) 
 def _flat(values: tuple[object, ...]) -> list[object]:
     found: list[object] = []
     for value in values:
-        if isinstance(value, ExactMemory):
+        if isinstance(value, (ExactMemory, ContextMemory)):
             value = tuple(vars(value).values())
         found += _flat(value) if isinstance(value, tuple) else [value]
     return found
@@ -96,6 +102,10 @@ def _error_norm(
     if order != 2:
         return f"it has the L2 norm only, not order {order:g}"
     return None if current.shape[-1] <= _WIDEST else f"tokens are wider than {_WIDEST}"
+
+
+def _row_norm(memory: Tensor, slots: object = None) -> str | None:
+    return None if memory.shape[-1] <= _WIDEST else f"tokens are wider than {_WIDEST}"
 
 
 def _pick(error: Tensor, rule: PickRule, width: int | None, *rest: object) -> str | None:
@@ -156,6 +166,27 @@ def _attend_windows(q: Tensor, k: Tensor, v: Tensor, *rest: object, **named: obj
     if not q.dtype == k.dtype == v.dtype:
         return "queries, keys and values differ in dtype"
     return None if q.shape[-1] <= 256 else "heads are wider than 256"
+
+
+def _add_context(
+    memory: ContextMemory,
+    new: tuple[Tensor, Tensor],
+    old: tuple[Tensor, Tensor],
+    count: Tensor | None,
+    scale: float,
+    slots: Tensor | None,
+    relative: object = None,
+    index: object = None,
+    bias: Tensor | None = None,
+) -> str | None:
+    if bias is not None:
+        return "it takes relative position in two parts, not a dense bias"
+    if any(part.dtype != memory.query.dtype for part in (*new, *old)):
+        return "queries, keys and values differ in dtype"
+    if memory.query.shape[-1] // memory.heads > 256:
+        return "heads are wider than 256"
+    whole = all(part.is_contiguous() for part in vars(memory).values())
+    return None if whole else "the memory is not contiguous"
 
 
 def _take_slots(memory: Tensor, slots: Tensor) -> str | None:
@@ -236,9 +267,12 @@ def _exact(memory: ExactMemory, slots: Tensor | None, bias: Tensor | None) -> st
 
 _CHECKS: dict[str, Callable[..., str | None]] = {
     "error_norm": _error_norm,
+    "row_norm": _row_norm,
+    "add_context_": _add_context,
     "pick": _pick,
     "add_norm": _add_norm,
     "attend": _attend,
+    "attend_lse": _attend,
     "attend_partial": _attend_partial,
     "attend_windows": _attend_windows,
     "take_slots": _take_slots,

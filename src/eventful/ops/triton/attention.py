@@ -247,11 +247,17 @@ def run(
     slots: Tensor | None,
     *,
     with_lse: bool,
+    kind: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention output (B, M, H, d) and log-sum-exp (B, M, H)."""
+    """Attention output (B, M, H, d) and log-sum-exp (B, M, H).
+
+    Args:
+        kind: dtype of the output; None for that of `q`.
+    """
     width = 0 if relative is None else relative[1].shape[-1]
     key = ("attend", q.device, q.dtype, q.shape[-1], width)
-    return fitting(key, _TILES, partial(_run, q, k, v, scale, relative, slots, with_lse=with_lse))
+    launch = partial(_run, q, k, v, scale, relative, slots, with_lse=with_lse, kind=kind or q.dtype)
+    return fitting(key, _TILES, launch)
 
 
 def _tiling(
@@ -281,6 +287,7 @@ def _run(
     slots: Tensor | None,
     *,
     with_lse: bool,
+    kind: torch.dtype,
     rows: int | None = None,
     lanes: int = 64,
 ) -> tuple[Tensor, Tensor | None]:
@@ -288,7 +295,6 @@ def _run(
     auto_rows, lanes, row_pad, plan = _tiling(q, k.shape[2], relative, lanes)
     rows, splits = rows or auto_rows, plan.splits
     make = partial(torch.empty, dtype=torch.float32, device=q.device)
-    kind = torch.float32 if with_lse else q.dtype
     out = torch.empty(batch, queries, heads, head, dtype=kind, device=q.device)
     lse = make(batch, queries, heads) if with_lse else None
     target, target_lse = out, (lse if lse is not None else out)
@@ -342,6 +348,21 @@ def attend(
     return run(q, k, v, scale, relative, slots, with_lse=False)[0].transpose(1, 2)
 
 
+def attend_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    relative: tuple[Tensor, Tensor] | None = None,
+    slots: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See `reference.attend_lse`; no dense bias."""
+    out, lse = run(q, k, v, scale, relative, slots, with_lse=True)
+    assert lse is not None
+    return out.transpose(1, 2), lse.transpose(1, 2)
+
+
 def attend_partial(
     q: Tensor,
     k: Tensor,
@@ -351,7 +372,7 @@ def attend_partial(
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `reference.attend_partial`; over all keys, without a bias."""
-    out, lse = run(q, k, v, scale, None, None, with_lse=True)
+    out, lse = run(q, k, v, scale, None, None, with_lse=True, kind=torch.float32)
     assert lse is not None
     return out.transpose(1, 2), lse.transpose(1, 2)
 

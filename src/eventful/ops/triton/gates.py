@@ -56,12 +56,39 @@ def error_norm(
 
 
 @triton.jit
+def _row_norm(
+    memory, slots, out, tokens, width, stride_b, stride_n,
+    HAS_SLOTS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    stream = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    slot = tl.load(slots + stream).to(tl.int64) if HAS_SLOTS else stream
+    inside = (row < tokens)[:, None] & (column < width)[None, :]
+    at = memory + slot * stride_b + row[:, None] * stride_n + column[None, :]
+    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + stream * tokens + row, tl.sqrt(tl.sum(x * x, axis=1)), mask=row < tokens)
+
+
+def row_norm(memory: Tensor, slots: Tensor | None = None) -> Tensor:
+    """See `reference.row_norm`."""
+    tokens, width = memory.shape[1:]
+    batch, rows = len(memory if slots is None else slots), 4
+    out = torch.empty(batch, tokens, dtype=torch.float32, device=memory.device)
+    _row_norm[(triton.cdiv(tokens, rows), batch)](
+        memory, memory if slots is None else slots, out, tokens, width, *memory.stride()[:2],
+        HAS_SLOTS=slots is not None, ROWS=rows, WIDTH=triton.next_power_of_2(width), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
 def _pick(
-    errors, levels, caps, turns, slots, scenes, index, counts, places, report,
+    errors, levels, caps, lows, floors, turns, slots, scenes, index, counts, places, report,
     tokens, width, prefix, suffix, period, cut_factor, cut_fraction, cut_momentum,
     LEADING: tl.constexpr, SCENE: tl.constexpr, HAS_SLOTS: tl.constexpr, TILES: tl.constexpr,
     OWN: tl.constexpr, OTHER: tl.constexpr, WIDTH: tl.constexpr, SAMPLE: tl.constexpr,
-    REPORT: tl.constexpr,
+    REPORT: tl.constexpr, FLOOR: tl.constexpr,
 ):  # fmt: skip
     if SCENE:  # noqa: SIM102 - the last program looks at the scene, the others at their tokens
         if tl.program_id(0) == tl.num_programs(0) - 1:
@@ -73,6 +100,7 @@ def _pick(
     stream = tl.program_id(1)
     level = tl.load(levels + stream)
     cap = tl.load(caps + stream)
+    low = tl.load(lows + stream) if FLOOR else level
     turn = tl.load(turns + stream).to(tl.int32) if period > 0 else 0
     errors += stream * tokens
 
@@ -85,6 +113,7 @@ def _pick(
     behind = tl.zeros([OWN, OTHER], dtype=tl.int32)  # summed over tokens after the loop: once
     bad = tl.zeros([OTHER], dtype=tl.int32)
     above = tl.zeros([OTHER], dtype=tl.int32)
+    fills = tl.zeros([OTHER], dtype=tl.int32)
     least = tl.zeros([OTHER], dtype=tl.int32)
     home = start // OTHER
     for tile in range(TILES):
@@ -94,6 +123,8 @@ def _pick(
         forced = _forced(j, tokens, prefix, suffix, period, turn)
         bad += ((error != error) | (error == float("inf"))).to(tl.int32)
         above += (real & (error > level) & (forced == 0)).to(tl.int32)
+        if FLOOR:
+            fills += (real & (error > low) & (forced == 0)).to(tl.int32)
         least += forced.to(tl.int32)
         key = tl.where(forced, 0x7FFFFFFF, error.to(tl.int32, bitcast=True))
         key = tl.where(real, key, -1)
@@ -118,6 +149,9 @@ def _pick(
         finite = finite & (tl.load(report + stream * REPORT + 1) > 0)
     fixed = tl.sum(least, axis=0)
     by_error = tl.sum(above, axis=0)
+    if FLOOR:
+        filled = tl.minimum(tl.sum(fills, axis=0), tl.load(floors + stream))
+        by_error = tl.maximum(by_error, filled).to(tl.int32)
     allowed = tl.where(finite, fixed + tl.minimum(cap, by_error), 0).to(tl.int32)
     wanted = tl.where(finite, fixed + by_error, 0).to(tl.int32)
     wanted = tl.where(level == -float("inf"), allowed, wanted)
@@ -212,13 +246,16 @@ def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
     places = torch.empty(batch, tokens, dtype=torch.int32, device=device)
     own, other = 8, max(8, min(512, triton.next_power_of_2(tokens)))
     cut = rule.cut or (0.0, 0.0, 0.0)
+    filled = (rule.low, rule.floor) if rule.low is not None and rule.floor is not None else None
     _pick[(triton.cdiv(tokens, own) + (rule.scene is not None), batch)](
-        error, rule.level, rule.cap, rule.turn if rule.turn is not None else count,
+        error, rule.level, rule.cap, *(filled or (error, count)),
+        rule.turn if rule.turn is not None else count,
         count if rule.slots is None else rule.slots, error if rule.scene is None else rule.scene,
         index, count, places, report,
         tokens, width, rule.prefix, rule.suffix, rule.period or 0, *cut,
         LEADING=rule.leading, SCENE=rule.scene is not None, HAS_SLOTS=rule.slots is not None,
         TILES=triton.cdiv(tokens, other), OWN=own, OTHER=other,
-        WIDTH=triton.next_power_of_2(max(width, 1)), SAMPLE=SAMPLE, REPORT=REPORT, num_warps=4,
+        WIDTH=triton.next_power_of_2(max(width, 1)), SAMPLE=SAMPLE, REPORT=REPORT,
+        FLOOR=filled is not None, num_warps=4,
     )  # fmt: skip
     return Picked(index, count, places)

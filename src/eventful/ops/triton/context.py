@@ -1,0 +1,166 @@
+"""Kernel of selection by context: what changed keys do to the attention of other tokens."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from eventful.ops.reference import ContextMemory
+from eventful.ops.triton.attention import precision
+from eventful.ops.triton.tiles import Tile, fitting
+
+_LARGE_TILE: Tile = {"rows": 128, "lanes": 64, "warps": 8, "stages": 3}
+_SMALL_TILES: tuple[Tile, ...] = (
+    {"rows": 64, "lanes": 64, "warps": 4, "stages": 2},
+    {"rows": 32, "lanes": 32, "warps": 4, "stages": 1},
+    {"rows": 16, "lanes": 16, "warps": 4, "stages": 1},
+)
+
+
+@triton.jit
+def _key_bias(down, across, index, place, real, j, valid, height, width):
+    """Relative position of a tile of queries to some keys, from its two parts, in fp32."""
+    at = tl.load(index + j, mask=valid, other=0).to(tl.int32)
+    inside = real[:, None] & valid[None, :]
+    below = tl.load(down + place[:, None] * height + (at // width)[None, :], mask=inside, other=0.0)
+    aside = tl.load(across + place[:, None] * width + (at % width)[None, :], mask=inside, other=0.0)
+    return below.to(tl.float32) + aside.to(tl.float32)
+
+
+@triton.jit
+def _fold_keys(
+    rows, k, v, bias, j, valid, stride_k, stride_v, factor, top, weight, total,
+    HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, RELATIVE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys and values into the running maximum, weight and sum of the queries."""
+    d = tl.arange(0, HEAD_PAD)
+    fits = d < HEAD
+    kt = tl.load(
+        k + j[None, :] * stride_k + d[:, None], mask=valid[None, :] & fits[:, None], other=0.0
+    )
+    values = tl.load(
+        v + j[:, None] * stride_v + d[None, :], mask=valid[:, None] & fits[None, :], other=0.0
+    )
+    score = tl.dot(rows, kt, input_precision=PRECISION) * factor
+    if RELATIVE:
+        score += bias * 1.4426950408889634
+    score = tl.where(valid[None, :], score, -float("inf"))
+    higher = tl.maximum(top, tl.max(score, axis=1))
+    share = tl.exp2(score - higher[:, None])
+    shrink = tl.exp2(top - higher)
+    weight = weight * shrink + tl.sum(share, axis=1)
+    total = tl.dot(
+        share.to(values.dtype), values, total * shrink[:, None], input_precision=PRECISION
+    )
+    return higher, weight, total
+
+
+@triton.jit(do_not_specialize=["taken"])
+def _add_context(
+    q, lse, change, k_new, v_new, k_old, v_old, counts, slots, down, across, index,
+    tokens, taken, heads, scale, key_height, key_width,
+    stride_knb, stride_kn, stride_vnb, stride_vn, stride_kob, stride_ko, stride_vob, stride_vo,
+    HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
+    HAS_COUNT: tl.constexpr, HAS_SLOTS: tl.constexpr, RELATIVE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    stream = (tl.program_id(1) // heads).to(tl.int64)
+    head = (tl.program_id(1) % heads).to(tl.int64)
+    slot = tl.load(slots + stream).to(tl.int64) if HAS_SLOTS else stream
+    count = tl.minimum(tl.load(counts + stream).to(tl.int32), taken) if HAS_COUNT else taken
+    if count > 0:  # a stream without changed keys is not written
+        n = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+        d = tl.arange(0, HEAD_PAD)
+        real = n < tokens
+        keep = real[:, None] & (d < HEAD)[None, :]
+        at = ((slot * tokens + n) * heads + head)[:, None] * HEAD + d[None, :]
+        rows = tl.load(q + at, mask=keep, other=0.0)
+        k_new += stream * stride_knb + head * HEAD
+        v_new += stream * stride_vnb + head * HEAD
+        k_old += stream * stride_kob + head * HEAD
+        v_old += stream * stride_vob + head * HEAD
+        index += stream * taken
+        place = (stream * tokens + n) * heads + head
+        factor = scale * 1.4426950408889634
+
+        top_new = tl.full([M], -float("inf"), dtype=tl.float32)
+        top_old = tl.full([M], -float("inf"), dtype=tl.float32)
+        weight_new = tl.zeros([M], dtype=tl.float32)
+        weight_old = tl.zeros([M], dtype=tl.float32)
+        total_new = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
+        total_old = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
+        for step in range(tl.cdiv(count, K)):  # each tile holds a key, so the tops are finite
+            j = step * K + tl.arange(0, K)
+            valid = j < count
+            bias = weight_new
+            if RELATIVE:
+                bias = _key_bias(down, across, index, place, real, j, valid, key_height, key_width)
+            top_new, weight_new, total_new = _fold_keys(
+                rows, k_new, v_new, bias, j, valid, stride_kn, stride_vn, factor,
+                top_new, weight_new, total_new, HEAD, HEAD_PAD, RELATIVE, PRECISION,
+            )  # fmt: skip
+            top_old, weight_old, total_old = _fold_keys(
+                rows, k_old, v_old, bias, j, valid, stride_ko, stride_vo, factor,
+                top_old, weight_old, total_old, HEAD, HEAD_PAD, RELATIVE, PRECISION,
+            )  # fmt: skip
+
+        base = tl.load(lse + (slot * tokens + n) * heads + head, mask=real, other=0.0)
+        base = base * 1.4426950408889634
+        # Of the keys' own attention, the share that they have of all keys: at most one.
+        share_new = tl.exp2(tl.minimum(top_new + tl.log2(weight_new) - base, 0.0)) / weight_new
+        share_old = tl.exp2(tl.minimum(top_old + tl.log2(weight_old) - base, 0.0)) / weight_old
+        before = tl.load(change + at, mask=keep, other=0.0).to(tl.float32)
+        after = before + (total_new * share_new[:, None] - total_old * share_old[:, None])
+        tl.store(change + at, after.to(change.dtype.element_ty), mask=keep)
+
+
+def add_context_(
+    memory: ContextMemory,
+    new: tuple[Tensor, Tensor],
+    old: tuple[Tensor, Tensor],
+    count: Tensor | None,
+    scale: float,
+    slots: Tensor | None,
+    relative: tuple[Tensor, Tensor] | None = None,
+    index: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> None:
+    """See `reference.add_context_`; no dense bias."""
+    if 0 in new[0].shape or memory.query.shape[1] == 0:
+        return
+    kind, head = memory.query.dtype, memory.query.shape[2] // memory.heads
+    tiles = _SMALL_TILES if kind == torch.float32 else (_LARGE_TILE, *_SMALL_TILES)
+    launch = partial(_launch, memory, new, old, count, scale, slots, relative, index)
+    fitting(("context", memory.query.device, kind, head, relative is None), tiles, launch)
+
+
+def _launch(
+    memory: ContextMemory,
+    new: tuple[Tensor, Tensor],
+    old: tuple[Tensor, Tensor],
+    count: Tensor | None,
+    scale: float,
+    slots: Tensor | None,
+    relative: tuple[Tensor, Tensor] | None,
+    index: Tensor | None,
+    **tile: int,
+) -> None:
+    batch, taken, width = new[0].shape
+    tokens, heads = memory.query.shape[1], memory.heads
+    q, head = memory.query, width // heads
+    down, across = (q, q) if relative is None else (part.contiguous() for part in relative)
+    sides = (1, 1) if relative is None else (down.shape[-1], across.shape[-1])
+    strides = [side for part in (*new, *old) for side in part.stride()[:2]]
+    _add_context[(triton.cdiv(tokens, tile["rows"]), batch * heads)](
+        q, memory.lse, memory.change, *new, *old,
+        q if count is None else count, q if slots is None else slots,
+        down, across, q if index is None else index.contiguous(),
+        tokens, taken, heads, scale, *sides, *strides,
+        HEAD=head, HEAD_PAD=max(16, triton.next_power_of_2(head)), M=tile["rows"], K=tile["lanes"],
+        HAS_COUNT=count is not None, HAS_SLOTS=slots is not None, RELATIVE=relative is not None,
+        PRECISION=precision(q.dtype), num_warps=tile["warps"], num_stages=tile["stages"],
+    )  # fmt: skip
