@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from eventful.ops import reference
 from eventful.ops.eager_attention import attend_lse, whole_bias
+from eventful.ops.eager_motion import carry, match_blocks
 from eventful.ops.reference import (
     ContextMemory,
     ExactMemory,
@@ -18,6 +19,7 @@ from eventful.ops.reference import (
     add_held,
     add_norm,
     gather,
+    grey_picture,
     join_heads,
     relative_logits,
     scatter_,
@@ -35,10 +37,13 @@ __all__ = [
     "attend_lse",
     "attend_partial",
     "attend_windows",
+    "carry",
     "error_norm",
     "exchange_",
     "gate_error",
     "gate_rows",
+    "grey_picture",
+    "match_blocks",
     "pick",
     "recompute_",
     "relative_logits",

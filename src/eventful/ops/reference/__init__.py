@@ -38,6 +38,13 @@ from eventful.ops.reference.gates import (
     sample,
     wanted_tokens,
 )
+from eventful.ops.reference.motion import (
+    CELL,
+    carry,
+    grey_picture,
+    lost_tokens,
+    match_blocks,
+)
 from eventful.ops.reference.rows import (
     add_norm,
     gather,
@@ -53,6 +60,7 @@ from eventful.ops.reference.rows import (
 from eventful.ops.reference.windows import WindowGrid, WindowMap, attend_windows, window_map
 
 __all__ = [
+    "CELL",
     "REPORT",
     "SAMPLE",
     "ContextMemory",
@@ -69,6 +77,7 @@ __all__ = [
     "attend_lse",
     "attend_partial",
     "attend_windows",
+    "carry",
     "context_part",
     "error_norm",
     "exchange_",
@@ -77,12 +86,15 @@ __all__ = [
     "gate_error",
     "gate_rows",
     "gather",
+    "grey_picture",
     "held",
     "indices_of",
     "join_heads",
     "key_bias",
     "logits",
     "lost_rows",
+    "lost_tokens",
+    "match_blocks",
     "merge_partial",
     "pick",
     "recompute_",
