@@ -39,21 +39,27 @@ class SceneCut:
         fraction: share of the tokens that must exceed the level.
         factor: by how many times.
         momentum: share of the old level kept at each frame.
+        least: errors below this multiple of the contrast of the tokens do not speak for a cut, so
+            that the first small change after a still scene is none.
     """
 
     fraction: float = 0.7
     factor: float = 4.0
     momentum: float = 0.9
+    least: float = 0.5
 
     def __post_init__(self) -> None:
-        numbers = (self.fraction, self.factor, self.momentum)
+        numbers = (self.fraction, self.factor, self.momentum, self.least)
         sound = all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers) and (
-            0.0 < self.fraction <= 1.0 and self.factor > 0 and 0.0 <= self.momentum < 1.0
+            0.0 < self.fraction <= 1.0
+            and self.factor > 0
+            and 0.0 <= self.momentum < 1.0
+            and self.least >= 0
         )
         if not sound:
             raise ConfigError(
-                "SceneCut needs 0 < fraction <= 1, factor > 0 and 0 <= momentum < 1, got "
-                f"{self.fraction!r}, {self.factor!r}, {self.momentum!r}."
+                "SceneCut needs 0 < fraction <= 1, factor > 0, 0 <= momentum < 1 and least >= 0, "
+                f"got {self.fraction!r}, {self.factor!r}, {self.momentum!r}, {self.least!r}."
             )
 
 

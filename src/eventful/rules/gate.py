@@ -66,14 +66,14 @@ def gate(
     before = None if update is None else state.raw(update)
     tokens, error = ops.gate_error(x, reference, state.slots, seen_norm, before, held)
     seen = _measure(this, tokens, seen_norm, held)
-    errors = _scores(this, {2.0: error}, seen)
-    selection = _select(this, errors, seen)
+    scores = _scores(this, {2.0: error}, seen)
+    selection = _select(this, scores, seen, error)
     rows = ops.gate_rows(
         tokens, state.open(this.reference, selection), selection.index, selection.count,
         state.slots, seen_norm, held,
     )  # fmt: skip
     _remember(this, selection, seen.sampled)
-    step.record_gate(this.name, selection, errors[2.0])
+    step.record_gate(this.name, selection, scores[2.0])
     return tokens, selection, rows if after or norm is None else norm(rows)
 
 
@@ -119,10 +119,11 @@ def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection
         ops.sample(current) if this.samples else None,
         contrast_of(ops.sample(patches)) if compares and this.wants_contrast else None,
     )
-    errors: dict[float, Tensor] = {}
+    scores: dict[float, Tensor] = {}
     if compares:
-        errors = _scores(this, _errors(this, current), seen)
-        selection = _select(this, errors, seen)
+        errors = _errors(this, current)
+        scores = _scores(this, errors, seen)
+        selection = _select(this, scores, seen, errors.get(2.0))
     else:
         selection = _flush(this, current)
     if step.config.reference == "previous":
@@ -130,7 +131,7 @@ def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection
     else:
         state.write(this.reference, selection, selection.gather(current))
     _remember(this, selection, seen.sampled)
-    step.record_gate(this.name, selection, errors.get(step.policies[0].order))
+    step.record_gate(this.name, selection, scores.get(step.policies[0].order))
     return selection
 
 
@@ -179,16 +180,22 @@ def _everything(this: Gate, tokens: int, wanted: Tensor | None) -> Selection:
     return replace(everything, count=(report[:, 1] > 0) * tokens, whole=True, wanted=wanted)
 
 
-def _select(this: Gate, errors: dict[float, Tensor], seen: Seen) -> Selection:
-    """Choose by the errors; a scene cut, or dense being cheaper, makes streams flush."""
+def _select(this: Gate, errors: dict[float, Tensor], seen: Seen, plain: Tensor | None) -> Selection:
+    """Choose tokens; a scene cut, or dense being cheaper, makes streams flush.
+
+    Args:
+        errors: (B, N) what tokens are ranked by, in the norms that are needed.
+        plain: (B, N) L2 errors without what is added to them, for scene cuts.
+    """
     step, inputs = this.step, this.inputs
     error = _in_own_norm(step, errors)
     levels = levels_of(this, seen, error)
-    rule = _rule(this, levels, error)
+    rule = _rule(this, levels, error, plain)
     width = 1 if inputs.count_wanted else inputs.width
     picked = ops.pick(error, rule, width, inputs.report)
     if rule.scene is None and this.leading and step.config.scene_cut is not None:
-        _cut_by_l2(this, errors[2.0])
+        assert plain is not None
+        _cut_by_l2(this, plain, levels.contrast)
     if this.leading:
         _take_report(this)
     levels.learn()
@@ -213,7 +220,7 @@ def _in_own_norm(step: Step, errors: dict[float, Tensor]) -> Tensor:
     return torch.stack([errors[order][stream] for stream, order in enumerate(orders)])
 
 
-def _rule(this: Gate, levels: Levels, error: Tensor) -> ops.PickRule:
+def _rule(this: Gate, levels: Levels, error: Tensor, plain: Tensor | None) -> ops.PickRule:
     step, inputs = this.step, this.inputs
     layout, config = step.layouts[this.spec.trunk], step.config
     l2 = all(policy.order == 2.0 for policy in step.policies)
@@ -228,7 +235,8 @@ def _rule(this: Gate, levels: Levels, error: Tensor) -> ops.PickRule:
         period=None if config.max_age is None else refresh_period(config.max_age, this.spec.depth),
         turn=inputs.turn,
         leading=this.leading,
-        **(_scene(this, error) if scenes else {}),
+        scene_error=plain if scenes and plain is not error else None,
+        **(_scene(this, error, levels.contrast) if scenes else {}),
     )
     return replace(rule, counts=_counts(this, rule, error.shape[1]))
 
@@ -247,7 +255,7 @@ def _counts(this: Gate, rule: ops.PickRule, tokens: int) -> tuple[int, ...] | No
     return tuple(counts)
 
 
-def _scene(this: Gate, error: Tensor) -> dict[str, Any]:
+def _scene(this: Gate, error: Tensor, contrast: Tensor | None) -> dict[str, Any]:
     """The parts of a rule that follow the scene."""
     step, name = this.step, f"{this.name}/scene"
     cut = step.config.scene_cut
@@ -256,15 +264,17 @@ def _scene(this: Gate, error: Tensor) -> dict[str, Any]:
     return {
         "scene": step.state.open(name),
         "cut": (cut.factor, cut.fraction, cut.momentum),
+        "cut_least": None if contrast is None else cut.least * contrast,
         "slots": step.state.slots,
         "hold": step.flush_rows(error.device) if step.flush_any and step.state.reversible else None,
     }
 
 
-def _cut_by_l2(this: Gate, error: Tensor) -> None:
+def _cut_by_l2(this: Gate, error: Tensor, contrast: Tensor | None) -> None:
     """Report scene cuts where the policies look at another norm."""
     nothing = torch.zeros_like(this.inputs.cap)
-    rule = ops.PickRule(error.new_full((len(error),), torch.inf), nothing, **_scene(this, error))
+    level = error.new_full((len(error),), torch.inf)
+    rule = ops.PickRule(level, nothing, **_scene(this, error, contrast))
     report = torch.zeros_like(this.inputs.report)
     ops.pick(error, rule, 1, report)
     this.inputs.report[:, 2] = report[:, 2]

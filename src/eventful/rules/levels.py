@@ -21,12 +21,14 @@ class Levels:
     Attributes:
         level: (B,).
         low, floor: (B,); None where no policy has them.
+        contrast: (B,) of the tokens; None where nothing needs it.
         learn: stores what was measured once the report shows whose frame was good and no cut.
     """
 
     level: Tensor
     low: Tensor | None
     floor: Tensor | None
+    contrast: Tensor | None
     learn: Callable[[], None]
 
 
@@ -48,9 +50,9 @@ def levels_of(this: Gate, seen: Seen, error: Tensor) -> Levels:
     inputs, contrast = this.inputs, seen.contrast
     level, learn = _level(this, seen.sampled, error)
     if inputs.relative is None or contrast is None:
-        return Levels(level, None, None, learn)
+        return Levels(level, None, None, contrast, learn)
     unit = torch.where(inputs.relative > 0, contrast, 1.0)
-    return Levels(level * unit, inputs.low * unit, inputs.floor, learn)
+    return Levels(level * unit, inputs.low * unit, inputs.floor, contrast, learn)
 
 
 def contrast_of(patches: Tensor) -> Tensor:

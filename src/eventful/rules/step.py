@@ -265,6 +265,7 @@ class Gate:
         """Whether anything is measured in multiples of the contrast of the tokens."""
         config = self.step.config
         framed = self.kind == "frame" and (config.context is not None or config.motion)
+        framed = framed or (self.leading and config.scene_cut is not None)
         return framed or self.inputs.relative is not None or self.inputs.own_policies
 
     @property

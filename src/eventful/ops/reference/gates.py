@@ -68,6 +68,8 @@ class PickRule:
         leading: the first gate of the step: it starts the report, later ones add to it.
         scene: (S,) running median of the error, for scene cuts, updated; None without.
         cut: factor, fraction and momentum of the scene cut.
+        scene_error: (B, N) errors that show a cut; None for those that tokens are picked by.
+        cut_least: (B,) errors below it do not speak for a cut; None for none.
         slots: (B,) row of `scene` that belongs to each stream; None if row b does.
         hold: (B,) streams whose frame says nothing about the scene; None for none.
         counts: for each stream how many tokens pass, where that does not depend on the errors and
@@ -86,6 +88,8 @@ class PickRule:
     leading: bool = True
     scene: Tensor | None = None
     cut: tuple[float, float, float] | None = None
+    scene_error: Tensor | None = None
+    cut_least: Tensor | None = None
     slots: Tensor | None = None
     hold: Tensor | None = None
     counts: tuple[int, ...] | None = None
@@ -218,11 +222,15 @@ def follow_scene(error: Tensor, rule: PickRule, finite: Tensor) -> Tensor:
     assert rule.scene is not None
     assert rule.cut is not None
     factor, fraction, momentum = rule.cut
+    error = error if rule.scene_error is None else rule.scene_error
     before = held(rule.scene, rule.slots)
     known, moves = ~before.isnan(), finite
     if rule.hold is not None:
         known, moves = known & ~rule.hold, moves & ~rule.hold
-    jumped = known & ((error > factor * before[:, None]).float().mean(dim=-1) > fraction)
+    far = factor * before
+    if rule.cut_least is not None:
+        far = torch.maximum(far, rule.cut_least)
+    jumped = known & ((error > far[:, None]).float().mean(dim=-1) > fraction)
     now = sample(error).median(dim=-1).values
     after = torch.where(before.isnan(), now, now + momentum * (before - now))
     rows = torch.arange(len(error), device=error.device) if rule.slots is None else rule.slots

@@ -84,17 +84,18 @@ def row_norm(memory: Tensor, slots: Tensor | None = None) -> Tensor:
 
 @triton.jit
 def _pick(
-    errors, levels, caps, lows, floors, turns, slots, scenes, index, counts, places, report,
+    errors, levels, caps, lows, floors, turns, slots, scenes, shown, far, index, counts, places,
+    report,
     tokens, width, prefix, suffix, period, cut_factor, cut_fraction, cut_momentum,
     LEADING: tl.constexpr, SCENE: tl.constexpr, HAS_SLOTS: tl.constexpr, TILES: tl.constexpr,
     OWN: tl.constexpr, OTHER: tl.constexpr, WIDTH: tl.constexpr, SAMPLE: tl.constexpr,
-    REPORT: tl.constexpr, FLOOR: tl.constexpr,
+    REPORT: tl.constexpr, FLOOR: tl.constexpr, FAR: tl.constexpr,
 ):  # fmt: skip
     if SCENE:  # noqa: SIM102 - the last program looks at the scene, the others at their tokens
         if tl.program_id(0) == tl.num_programs(0) - 1:
             _scene(
-                errors, slots, scenes, report, tokens, cut_factor, cut_fraction, cut_momentum,
-                HAS_SLOTS, TILES, OTHER, SAMPLE, REPORT,
+                shown, slots, scenes, far, report, tokens, cut_factor, cut_fraction, cut_momentum,
+                HAS_SLOTS, TILES, OTHER, SAMPLE, REPORT, FAR,
             )  # fmt: skip
             return
     stream = tl.program_id(1)
@@ -180,22 +181,25 @@ def _pick(
 
 @triton.jit
 def _scene(
-    errors, slots, scenes, report, tokens, cut_factor, cut_fraction, cut_momentum,
+    errors, slots, scenes, far, report, tokens, cut_factor, cut_fraction, cut_momentum,
     HAS_SLOTS: tl.constexpr, TILES: tl.constexpr, OTHER: tl.constexpr, SAMPLE: tl.constexpr,
-    REPORT: tl.constexpr,
+    REPORT: tl.constexpr, FAR: tl.constexpr,
 ):  # fmt: skip
     """Whether the scene was cut; the running level moves toward the median of a sample."""
     stream = tl.program_id(1)
     slot = tl.load(slots + stream) if HAS_SLOTS else stream
     before = tl.load(scenes + slot)
+    edge = cut_factor * before
+    if FAR:
+        edge = tl.maximum(edge, tl.load(far + stream))
     errors += stream * tokens
     bad = tl.zeros([OTHER], dtype=tl.int32)
-    far = tl.zeros([OTHER], dtype=tl.int32)
+    beyond = tl.zeros([OTHER], dtype=tl.int32)
     for tile in range(TILES):
         j = tile * OTHER + tl.arange(0, OTHER)
         error = tl.load(errors + j, mask=j < tokens, other=0.0)
         bad += ((error != error) | (error == float("inf"))).to(tl.int32)
-        far += ((j < tokens) & (error > cut_factor * before)).to(tl.int32)
+        beyond += ((j < tokens) & (error > edge)).to(tl.int32)
     finite = tl.sum(bad, axis=0) == 0
     size = tl.minimum(tokens, SAMPLE)
     k = tl.arange(0, SAMPLE)
@@ -224,7 +228,7 @@ def _scene(
     known = before == before
     after = tl.where(known, median + cut_momentum * (before - median), median)
     tl.store(scenes + slot, tl.where(finite, after, before))
-    share = tl.sum(far, axis=0).to(tl.float32) / tokens
+    share = tl.sum(beyond, axis=0).to(tl.float32) / tokens
     tl.store(report + stream * REPORT + 2, (known & (share > cut_fraction)).to(tl.int32))
 
 
@@ -251,11 +255,12 @@ def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
         error, rule.level, rule.cap, *(filled or (error, count)),
         rule.turn if rule.turn is not None else count,
         count if rule.slots is None else rule.slots, error if rule.scene is None else rule.scene,
-        index, count, places, report,
+        error if rule.scene_error is None else rule.scene_error,
+        error if rule.cut_least is None else rule.cut_least, index, count, places, report,
         tokens, width, rule.prefix, rule.suffix, rule.period or 0, *cut,
         LEADING=rule.leading, SCENE=rule.scene is not None, HAS_SLOTS=rule.slots is not None,
         TILES=triton.cdiv(tokens, other), OWN=own, OTHER=other,
         WIDTH=triton.next_power_of_2(max(width, 1)), SAMPLE=SAMPLE, REPORT=REPORT,
-        FLOOR=filled is not None, num_warps=4,
+        FLOOR=filled is not None, FAR=rule.cut_least is not None, num_warps=4,
     )  # fmt: skip
     return Picked(index, count, places)
