@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import eventful
@@ -388,10 +388,10 @@ class TestFloor:
         error[1] = error[1].round(decimals=1)  # ties
         error[2, tokens // 2] = torch.nan
         level = torch.tensor([2.5, 2.0, 1.0, 0.5, 1.0, 2.5, -torch.inf])
-        low = torch.tensor([0.5, 1.0, 0.1, 1.5, 0.2, torch.nan, 0.1])  # 3: above the level
+        low = torch.tensor([1.0, 1.0, 0.1, 1.5, 0.2, torch.nan, 0.1])  # 3: above the level
         cap = torch.tensor([tokens, 20, 20, 15, 5, 9, 7])  # 4: below the floor
         floor = torch.randint(0, 30, (7,), generator=draw)
-        floor[4] = 10
+        floor[0], floor[4] = 29, 10  # 0: more than are above the low level
         turn = torch.arange(7) * 3
         rule = ops.PickRule(
             *(x.to(DEVICE) for x in (level, cap)), turn=turn.to(DEVICE), leading=leading,
@@ -413,17 +413,21 @@ class TestFloor:
             assert report[b, [0, 3]].tolist() == [wanted if leading else 0, allowed]
 
     @given(
-        st.lists(
-            st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, math.nan]), min_size=1, max_size=20
-        ),
+        st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 3.0]), min_size=1, max_size=20),
         st.sampled_from([-math.inf, 0.0, 1.0, 2.5, math.inf]),
         st.integers(0, 12),
         st.sampled_from([-1.0, 0.0, 0.5, 1.0, 3.0]),
         st.integers(0, 12),
         st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from([None, 1, 4])),
+        st.sampled_from([False] * 9 + [True]),
     )
-    def test_one_stream_on_the_host(self, values, level, cap, low, floor, forced):
+    @example([3.0, 2.0, 2.0, 1.0, 1.5, 0.5], 2.5, 9, 0.5, 3, (0, 0, None), False)  # of a tie, one
+    @example([3.0, 2.0, 2.0, 1.0, 1.5, 0.5], 2.5, 2, 0.5, 4, (0, 1, None), False)  # the cap holds
+    @example([3.0, 2.0, 2.0, 1.0, 1.5, 0.5], 2.5, 9, 1.5, 9, (1, 0, None), False)  # too few
+    @example([3.0, 2.0, 2.0, 1.0, 1.5, 0.5], 0.5, 9, 1.5, 4, (1, 0, None), False)  # low > level
+    def test_one_stream_on_the_host(self, values, level, cap, low, floor, forced, bad):
         prefix, suffix, period = forced
+        values = [math.nan, *values[1:]] if bad else values
         index, wanted, allowed = picks(
             torch.tensor(values).tolist(), level, cap, low, floor,
             forced_of(len(values), prefix, suffix, period, 2),
