@@ -72,16 +72,18 @@ def error_norm(
 
 
 def row_norm(memory: Tensor, slots: Tensor | None = None) -> Tensor:
-    """See `reference.row_norm`; on a CPU a few tokens at a time, without a copy of the memory."""
-    tokens = memory.shape[1]
-    plain = slots is None and memory.dtype == torch.float32  # the reference copies nothing
-    if memory.device.type != "cpu" or plain or tokens <= _CHUNK:
+    """See `reference.row_norm`; on a CPU without a copy of the memory, in fp32 or as it is."""
+    if memory.device.type != "cpu":
         return reference.row_norm(memory, slots)
-    streams = len(memory) if slots is None else len(slots)
-    norms = torch.empty((streams, tokens), dtype=torch.float32)
-    for start in range(0, tokens, _CHUNK):
+    if slots is not None:
+        streams = [row_norm(memory[slot : slot + 1]) for slot in slots.tolist()]
+        return torch.cat(streams) if streams else memory.new_zeros(0, memory.shape[1]).float()
+    if memory.dtype == torch.float32:
+        return reference.row_norm(memory)
+    norms = torch.empty(memory.shape[:2], dtype=torch.float32)
+    for start in range(0, memory.shape[1], _CHUNK):
         part = slice(start, start + _CHUNK)
-        norms[:, part] = reference.row_norm(memory[:, part], slots)
+        norms[:, part] = reference.row_norm(memory[:, part])
     return norms
 
 
