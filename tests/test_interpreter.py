@@ -18,7 +18,12 @@ import backends
 import eventful.ops
 
 TESTS = Path(__file__).parent
-FILES = ("test_backends.py", "test_context_ops.py", "test_pick_floor.py")
+FILES = (
+    "test_backends.py",
+    "test_context_ops.py",
+    "test_motion_ops.py",
+    "test_pick_floor.py",
+)
 
 pytestmark = pytest.mark.skipif(backends.TRITON, reason="the tests run the kernels in this process")
 
