@@ -268,7 +268,7 @@ class DeviceExecutor(Executor):
     def _read(self, flight: _InFlight) -> list[int]:
         """Take in a report; returns the slots whose frame was not finite."""
         bad, state = [], self.state
-        for slot, frames, (wanted, finite, cut, passed, _) in zip(
+        for slot, frames, (wanted, finite, cut, passed, *_) in zip(
             flight.slots, flight.frames, flight.report, strict=True
         ):
             if slot not in state.rows:

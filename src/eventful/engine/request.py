@@ -17,7 +17,7 @@ from eventful.policies import SelectionParams
 from eventful.rules.record import StepRecord
 from eventful.surgery.session import Session
 
-PARAMS = 11  # numbers of a stream that a step reads
+PARAMS = 12  # numbers of a stream that a step reads
 
 
 class StepShape(NamedTuple):
@@ -94,8 +94,8 @@ class HostBuffers:
     """Host memory that a step's numbers travel through, pinned where there is a device to reach.
 
     Attributes:
-        params: (PARAMS, B) slot, turn, cap, floor; level, low, whether these are relative, k,
-            momentum, inertia, whether it follows the noise.
+        params: (PARAMS, B) slot, turn, cap, floor; level, low, whether these are relative,
+            renewal, k, momentum, inertia, whether it follows the noise.
         numbers: the same memory as an array.
         report, sound: see `GateInputs`.
         reported: event after which the report is there; None where nothing is waited for.
@@ -126,5 +126,5 @@ class HostBuffers:
             follows = one.noise is not None
             self.numbers[:, stream] = (
                 slot, frames + 1, one.cap, one.floor, one.level, one.low, one.relative,
-                *noise, follows,
+                one.renewal, *noise, follows,
             )  # fmt: skip

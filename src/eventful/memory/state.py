@@ -13,7 +13,12 @@ from torch import Tensor
 from eventful.tokens.selection import Selection
 
 MEMORY = "/memory/"  # marks values kept by policies
-OPTIONAL = (MEMORY, "/scene", "/previous")  # a stream may lack these: NaN, and no need to flush
+OPTIONAL = (
+    MEMORY,
+    "/scene",
+    "/previous",
+    "/moved",
+)  # a stream may lack these: NaN, and no need to flush
 
 
 class StreamState(ABC):

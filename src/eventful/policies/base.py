@@ -102,6 +102,8 @@ class SelectionParams:
         relative: `level` and `low` are multiples of the contrast of the tokens: how far the
             patches are from their mean, in the mean square.
         noise: k, momentum and inertia of a level that follows the noise; None for a fixed one.
+        renewal: a stream starts over, with a dense step, once its estimated error times the frames
+            since everything was recomputed is above this.
         budget: the user chose the cap as a cost, so a stream runs dense only where the cap itself
             costs more than that. Otherwise it does where more tokens want to pass than dense is
             worth, whatever the cap.
@@ -114,6 +116,7 @@ class SelectionParams:
     low: float = math.inf
     floor: int = 0
     relative: bool = False
+    renewal: float = math.inf
 
 
 def params_of(policy: Policy, tokens: int) -> SelectionParams | None:

@@ -203,17 +203,22 @@ class FollowScene:
         max_fraction: ceiling on the share of tokens selected by their error. None is half of the
             tokens in an eventful step, and a dense step where so many want to pass that dense
             is cheaper. A number is a budget: a stream keeps to it.
+        renewal: start over, with a dense step, once the estimated error (`StepRecord.estimate`)
+            times the frames since everything was recomputed is above this. Tokens that are updated
+            one by one see the old state of the others, so a dense step now and then removes errors
+            that no selection does. None never starts over, nor does a stream with a budget.
     """
 
     level: float = 0.75
     low: float = 0.1
     floor: float = 0.06
     max_fraction: float | None = None
+    renewal: float | None = 6.0
     order: float = 2.0
 
     def __post_init__(self) -> None:
         _check_order(self.order)
-        for name in ("level", "low"):
+        for name in ("level", "low", *([] if self.renewal is None else ["renewal"])):
             _check_number(f"FollowScene's {name}", getattr(self, name))
         _check_fraction("floor", self.floor)
         if self.max_fraction is not None:
@@ -222,6 +227,8 @@ class FollowScene:
             raise ConfigError(
                 f"FollowScene needs 0 <= low <= level; got {self.low!r} and {self.level!r}."
             )
+        if self.renewal is not None and not self.renewal > 0:
+            raise ConfigError(f"FollowScene's renewal is > 0 or None; got {self.renewal!r}.")
 
     def select(self, error: Tensor, context: GateContext) -> Selection:
         """See `Policy`."""
@@ -235,11 +242,13 @@ class FollowScene:
 
     def params(self, tokens: int) -> SelectionParams:
         """See `SelectionParams`."""
+        budget = self.max_fraction is not None
         share = _CEILING if self.max_fraction is None else self.max_fraction
         return SelectionParams(
             self.level,
             math.ceil(share * tokens),
-            budget=self.max_fraction is not None,
+            budget=budget,
+            renewal=math.inf if self.renewal is None or budget else self.renewal,
             low=self.low,
             floor=math.ceil(self.floor * tokens),
             relative=True,

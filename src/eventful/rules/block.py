@@ -11,6 +11,7 @@ from eventful import ops
 from eventful.errors import NonFiniteError, UnsupportedError
 from eventful.rules.attention import RULES, Attended, GlobalAttention
 from eventful.rules.context import attend_in_context
+from eventful.rules.estimate import note_change
 from eventful.rules.gate import choose, gate
 from eventful.rules.motion import carry, follow_motion, keep_picture
 from eventful.rules.spec import BlockSpec, is_layer_norm
@@ -166,6 +167,8 @@ def _frame(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
         raise FlushRequired
     if seen or slot in step.state:  # a layer tapped now and then keeps its buffer up to date
         carry(step, spec, slot)
+        if spec.last:
+            note_change(step, spec, slot, chosen, tokens)
         step.state.write(slot, chosen, tokens)
     if not seen:
         step.compact.add(spec.trunk)

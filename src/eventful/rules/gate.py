@@ -19,9 +19,11 @@ from eventful.cost.fallback import Demand
 from eventful.errors import NonFiniteError
 from eventful.policies import params_of, refresh_period
 from eventful.rules.context import with_context
+from eventful.rules.estimate import estimate
 from eventful.rules.levels import Levels, Seen, contrast_of, levels_of
 from eventful.rules.motion import lost_tokens
 from eventful.rules.own_policies import select_by_policies
+from eventful.rules.record import UNIT
 from eventful.rules.spec import BlockSpec, is_layer_norm
 from eventful.rules.step import Gate, Step
 from eventful.tokens.selection import Selection
@@ -196,6 +198,8 @@ def _select(this: Gate, errors: dict[float, Tensor], seen: Seen, plain: Tensor |
     if rule.scene is None and this.leading and step.config.scene_cut is not None:
         assert plain is not None
         _cut_by_l2(this, plain, levels.contrast)
+    if this.leading and not inputs.count_wanted:
+        _report_estimate(this, picked, error, seen)
     if this.leading:
         _take_report(this)
     levels.learn()
@@ -209,7 +213,22 @@ def _select(this: Gate, errors: dict[float, Tensor], seen: Seen, plain: Tensor |
         wanted = selection.counts if selection.wanted is None else selection.wanted
     if step.flush_all:
         return _everything(this, error.shape[1], wanted)
+    if this.leading:
+        step.record.estimates = inputs.report[:, 5].long()
     return selection.with_rows(step.flush_rows(error.device)) if step.flush_any else selection
+
+
+def _report_estimate(this: Gate, picked: ops.Picked, score: Tensor, seen: Seen) -> None:
+    """Report the error to be expected; where it has lasted too long, the stream starts over."""
+    report = this.inputs.report
+    report[:, 5] = UNCOUNTED
+    if this.kind != "frame" or seen.contrast is None or this.inputs.own_policies:
+        return
+    updated = Selection.of(picked, score.shape[1]).located() >= 0
+    expected = estimate(this, score, seen.contrast, updated)
+    report[:, 5] = (expected * UNIT).to(report.dtype)
+    over = (expected * this.inputs.turn > this.inputs.renewal) & (report[:, 1] > 0)
+    report[:, 2] = torch.maximum(report[:, 2], over.to(report.dtype))
 
 
 def _in_own_norm(step: Step, errors: dict[float, Tensor]) -> Tensor:

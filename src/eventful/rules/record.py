@@ -20,6 +20,9 @@ from eventful.cost.counting import (
 )
 from eventful.tokens.layout import TokenLayout
 
+UNIT = 1_000_000  # estimates are kept as whole numbers of millionths
+STALE = 0.16  # estimates above it mark an output as stale
+
 
 @dataclass
 class GateRecord:
@@ -57,6 +60,8 @@ class StepRecord:
         positions: (N, D) of each trunk that adds a position encoding to its tokens.
         frame_gates: (N, D) of each gate of gating `frame`.
         layouts: token layout by trunk.
+        estimates: (B,) estimated error of each stream's output in millionths, negative where it is
+            not known; None where nothing is estimated.
         fallback: the step ran dense because so many tokens had changed that this was cheaper, or to
             find out whether it is.
     """
@@ -68,6 +73,7 @@ class StepRecord:
     blocks: dict[str, BlockRecord] = field(default_factory=dict)
     positions: dict[str, tuple[int, int]] = field(default_factory=dict)
     frame_gates: list[tuple[int, int]] = field(default_factory=list)
+    estimates: Tensor | None = None
     fallback: bool = False
     clock: Callable[[], float] = field(default=lambda: 0.0, repr=False)
 
@@ -108,6 +114,32 @@ class StepRecord:
         if first is None or (all(self.flushed) and first.wanted is None):
             return None
         return float((first.counts if first.wanted is None else first.wanted).float().mean())
+
+    @property
+    def estimate(self) -> float | None:
+        """Estimated relative error of the output against the dense model's, of the worst stream.
+
+        0 after a dense step; None where it is not known.
+        """
+        if all(self.flushed):
+            return 0.0
+        if self.estimates is None:
+            return None
+        worst = int(self.estimates.max())
+        return None if worst < 0 else worst / UNIT
+
+    @property
+    def stale(self) -> bool:
+        """Whether the estimated error is so large that the output should not be relied on."""
+        return (self.estimate or 0.0) > STALE
+
+    @property
+    def at_ceiling(self) -> bool:
+        """Whether more tokens wanted to pass the first gate than were let through."""
+        first = next(iter(self.gates.values()), None)
+        if first is None or first.wanted is None or all(self.flushed):
+            return False
+        return bool((first.wanted > first.counts).any())
 
     @property
     def fraction(self) -> float:
@@ -218,9 +250,18 @@ def join_records(parts: list[StepRecord], places: Tensor) -> StepRecord:
         gates=gates,
         blocks=blocks,
         frame_gates=gated,
+        estimates=join([_estimates(part) for part in parts]),
         fallback=any(part.fallback for part in parts),
         clock=lambda: sum(part.ms for part in parts),
     )
+
+
+def _estimates(record: StepRecord) -> Tensor:
+    """The estimates of a pass: none after a flush, not known where nothing estimates."""
+    if record.estimates is not None:
+        return record.estimates
+    like = next(iter(record.gates.values())).counts
+    return torch.full_like(like, 0 if all(record.flushed) else -1)
 
 
 def _wanted(gate: GateRecord) -> Tensor:
@@ -231,6 +272,7 @@ def counts_in(record: StepRecord) -> list[Tensor]:
     """Every tensor of counts in a record, once."""
     found = [gate.counts for gate in record.gates.values()]
     found += [gate.wanted for gate in record.gates.values() if gate.wanted is not None]
+    found += [] if record.estimates is None else [record.estimates]
     found += [value for block in record.blocks.values() for value in block.work.values()]
     return list({id(tensor): tensor for tensor in found}.values())
 
@@ -261,4 +303,7 @@ def record_of(kept: StepRecord, counts: list[Tensor], numbers: Tensor) -> StepRe
         name: BlockRecord(block.shape, {k: row[id(v)] for k, v in block.work.items()})
         for name, block in kept.blocks.items()
     }
-    return replace(kept, flushed=list(kept.flushed), gates=gates, blocks=blocks)
+    estimates = None if kept.estimates is None else row[id(kept.estimates)]
+    return replace(
+        kept, flushed=list(kept.flushed), gates=gates, blocks=blocks, estimates=estimates
+    )

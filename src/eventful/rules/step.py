@@ -37,6 +37,7 @@ class GateInputs:
         level, cap, low, floor: (B,) of each stream's policy, see `ops.PickRule`.
         relative: (B,) whether `level` and `low` are multiples of the contrast of the tokens; None
             if that is so in no stream. `low` and `floor` count only where it is so in some.
+        renewal: (B,) see `SelectionParams`.
         noise: (4, B) k, momentum, inertia and whether it counts, of policies that follow the
             noise; None if no stream has one.
         report: (B, ops.REPORT) int32, see `ops.pick`.
@@ -54,6 +55,7 @@ class GateInputs:
     low: Tensor
     floor: Tensor
     relative: Tensor | None
+    renewal: Tensor
     noise: Tensor | None
     report: Tensor
     sound: Tensor
@@ -85,6 +87,7 @@ class GateInputs:
             low=torch.tensor([one.low for one in params], dtype=torch.float32, device=device),
             floor=torch.tensor([one.floor for one in params], device=device),
             relative=relative,
+            renewal=torch.tensor([one.renewal for one in params], device=device),
             noise=noise,
             report=torch.zeros(len(params), ops.REPORT, dtype=torch.int32, device=device),
             sound=torch.ones(len(params), dtype=torch.bool, device=device),

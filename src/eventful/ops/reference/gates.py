@@ -10,7 +10,7 @@ from torch import Tensor
 from eventful.ops.reference.rows import held
 
 SAMPLE = 512  # tokens that stand for all where a level is measured
-REPORT = 5  # columns of a report, see `pick`
+REPORT = 6  # columns of a report, see `pick`
 
 
 def sample(tokens: Tensor) -> Tensor:
@@ -177,8 +177,8 @@ def pick(error: Tensor, rule: PickRule, width: int | None, report: Tensor) -> Pi
             pass, in ascending order: the host must then know how many they are.
         report: (B, REPORT) int32, written. Column 0: tokens that wanted to pass the leading gate,
             before the cap. 1: whether all errors were finite. 2: whether the scene was cut.
-            3: tokens that the cap let pass, the most at any gate of the step. 4 is not `pick`'s:
-            whether the weights were written to.
+            3: tokens that the cap let pass, the most at any gate of the step. 4 and 5 are not
+            `pick`'s: whether the weights were written to, and the estimated error.
     """
     forced = rule.forced(error.shape[1])
     finite = torch.isfinite(error).all(dim=-1)
