@@ -8,12 +8,11 @@ from torch.nn import functional as F
 
 from eventful.ops import reference
 from eventful.ops.reference import motion as rules
-from eventful.ops.reference.motion import CELL, MARGIN, PULL, REACH_COARSE
+from eventful.ops.reference.motion import CELL, PULL, REACH_COARSE
 from eventful.ops.scratch import scratch
 
 _CHUNK = 512  # tokens whose windows stay in a core's cache
 _HALF = CELL // 4  # coarse pixels of half a token
-assert MARGIN == _HALF  # a window is four half tokens along each axis
 
 
 def match_blocks(
