@@ -8,12 +8,12 @@ from torch.nn import functional as F
 
 from eventful.ops import reference
 from eventful.ops.reference import motion as rules
-from eventful.ops.reference.motion import CELL, MARGIN, PULL, REACH_COARSE
+from eventful.ops.reference.motion import CELL, PULL, REACH_COARSE
 from eventful.ops.scratch import scratch
 
 _CHUNK = 512  # tokens whose windows stay in a core's cache
+_ROWS = 256  # rows of a memory that do
 _HALF = CELL // 4  # coarse pixels of half a token
-assert MARGIN == _HALF  # a window is four half tokens along each axis
 
 
 def match_blocks(
@@ -95,19 +95,17 @@ def _search_everywhere(pair: tuple[Tensor, Tensor], count: Tensor) -> Tensor:
     before = padded.unfold(0, span, cell).unfold(1, span, cell).permute(2, 3, 0, 1).contiguous()
     steps = (torch.arange(side) - reach).abs().float() * (PULL * 2)
     pull = steps[:, None, None] * count
-    whole, halves, rows, cost = (
+    whole, halves, rows, costs = (
         _room(name, shape, now)
         for name, shape in (
             ("pixels", (side, 2, _HALF, 2, _HALF, high, wide)),
             ("halves", (side, 2, 2, high, wide)),
             ("rows", (side, 2, high, wide)),
-            ("cost", (side, high, wide)),
+            ("costs", (side, side, high, wide)),
         )
     )
     difference = whole.view(side, cell, cell, high, wide)
-    best, place = torch.empty(side, high, wide), torch.empty(side, high, wide, dtype=torch.int64)
-    rest = torch.empty(0)
-    for down in range(side):
+    for down, cost in enumerate(costs):
         moved = before[down : down + cell].unfold(1, cell, 1).permute(1, 0, 4, 2, 3)
         torch.sub(now, moved, out=difference).abs_()
         torch.add(whole[:, :, 0, :, 0], whole[:, :, 0, :, 1], out=halves)
@@ -121,13 +119,11 @@ def _search_everywhere(pair: tuple[Tensor, Tensor], count: Tensor) -> Tensor:
         cost[:, :, :-1] += rows[:, 0, :, 1:]
         cost += pull
         cost += pull[down]
-        torch.min(cost, dim=0, out=(best[down], place[down]))
-        if down == reach:
-            rest = cost[reach].clone()
-    least, row = best.min(dim=0)
-    column = place.gather(0, row[None])[0]
+    # The row of the best offset, then its column: faster than one search among all offsets.
+    least, row = costs.amin(dim=1).min(dim=0)
+    column = costs.gather(0, row.expand(1, side, -1, -1))[0].argmin(dim=0)
     winner = torch.stack((row - reach, column - reach), dim=-1)
-    return winner * (least < rest)[..., None]
+    return winner * (least < costs[reach, reach])[..., None]
 
 
 def _search(
@@ -220,7 +216,7 @@ def carry(memory: Tensor, motion: Tensor, prefix: int, slots: Tensor | None) -> 
     corners, down, across = rules.corners_of(motion)
     for stream, moves in enumerate(rules.moving_tokens(motion)):
         source = memory[stream if slots is None else int(slots[stream])]
-        for token in moves.flatten().nonzero()[:, 0].split(_CHUNK):
+        for token in moves.flatten().nonzero()[:, 0].split(_ROWS):
             rows = [
                 source.index_select(0, corner[stream].flatten()[token] + prefix).float()
                 for corner in corners

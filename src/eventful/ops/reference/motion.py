@@ -18,7 +18,6 @@ from eventful.ops.reference.rows import held
 CELL = 8  # fine pixels of a token, along each axis
 LEVELS = 256  # steps between two values that are 1 apart
 REACH_COARSE = 6  # furthest offset of the coarse search, in coarse pixels: 1.5 tokens
-MARGIN = 2  # coarse pixels around a token's cell that are compared too
 PULL = 1 / 1024  # cost of a fine pixel of displacement; a power of two keeps costs exact
 GAIN = 0.1  # share of its cost at rest by which a token's match must be better
 LEAST = 0.01  # and by how much, as a mean difference of pixels
