@@ -54,7 +54,7 @@ class Plan:
     def settings(self, usual: dict[str, str] = USUAL) -> Iterator[Setting]:
         """One run per model, device, dtype and batch, with all presets and budgets."""
         for device in self.devices:
-            device_type = _checked_device(device)
+            device_type = checked_device(device)
             named = self.models or ((QUICK,) if self.quick else (usual[device_type],))
             for model in named:
                 for dtype in self.dtypes:
@@ -166,7 +166,8 @@ def _report(
         bench_tables.show([row for rows, _ in made for row in rows], out)
 
 
-def _checked_device(device: str) -> str:
+def checked_device(device: str) -> str:
+    """The kind of a device that is there and can be timed."""
     device_type = device.partition(":")[0]
     if device_type not in USUAL:
         raise UnsupportedError(f"{device!r} cannot be timed; give --device cpu or cuda.")
