@@ -2,6 +2,7 @@
 
 from eventful.ops import reference as _reference
 from eventful.ops.reference import (
+    CELL,
     REPORT,
     SAMPLE,
     ExactMemory,
@@ -16,6 +17,7 @@ from eventful.ops.reference import (
     indices_of,
     join_heads,
     logits,
+    lost_tokens,
     merge_partial,
     sample,
     scatter_,
@@ -31,10 +33,13 @@ add_norm = operation(_reference.add_norm)
 attend = operation(_reference.attend)
 attend_partial = operation(_reference.attend_partial)
 attend_windows = operation(_reference.attend_windows)
+carry = operation(_reference.carry)
 error_norm = operation(_reference.error_norm)
 exchange_ = operation(_reference.exchange_)
 gate_error = operation(_reference.gate_error)
 gate_rows = operation(_reference.gate_rows)
+grey_picture = operation(_reference.grey_picture)
+match_blocks = operation(_reference.match_blocks)
 pick = operation(_reference.pick)
 recompute_ = operation(_reference.recompute_)
 relative_logits = operation(_reference.relative_logits)
@@ -44,6 +49,7 @@ write_rows_ = operation(_reference.write_rows_)
 
 __all__ = [
     "BACKENDS",
+    "CELL",
     "REPORT",
     "SAMPLE",
     "ExactMemory",
@@ -57,6 +63,7 @@ __all__ = [
     "attend",
     "attend_partial",
     "attend_windows",
+    "carry",
     "error_norm",
     "exchange_",
     "follow_level",
@@ -64,10 +71,13 @@ __all__ = [
     "gate_error",
     "gate_rows",
     "gather",
+    "grey_picture",
     "held",
     "indices_of",
     "join_heads",
     "logits",
+    "lost_tokens",
+    "match_blocks",
     "merge_partial",
     "operation",
     "pick",

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eventful.ops import reference
+from eventful.ops.eager_motion import carry, match_blocks
 from eventful.ops.reference import (
     ExactMemory,
     LayerNorm,
@@ -16,6 +17,7 @@ from eventful.ops.reference import (
     add_held,
     add_norm,
     gather,
+    grey_picture,
     join_heads,
     relative_logits,
     scatter_,
@@ -32,10 +34,13 @@ __all__ = [
     "attend",
     "attend_partial",
     "attend_windows",
+    "carry",
     "error_norm",
     "exchange_",
     "gate_error",
     "gate_rows",
+    "grey_picture",
+    "match_blocks",
     "pick",
     "recompute_",
     "relative_logits",

@@ -35,6 +35,13 @@ from eventful.ops.reference.gates import (
     sample,
     wanted_tokens,
 )
+from eventful.ops.reference.motion import (
+    CELL,
+    carry,
+    grey_picture,
+    lost_tokens,
+    match_blocks,
+)
 from eventful.ops.reference.rows import (
     add_norm,
     gather,
@@ -50,6 +57,7 @@ from eventful.ops.reference.rows import (
 from eventful.ops.reference.windows import WindowGrid, WindowMap, attend_windows, window_map
 
 __all__ = [
+    "CELL",
     "REPORT",
     "SAMPLE",
     "ExactMemory",
@@ -63,6 +71,7 @@ __all__ = [
     "attend",
     "attend_partial",
     "attend_windows",
+    "carry",
     "error_norm",
     "exchange_",
     "follow_level",
@@ -70,11 +79,14 @@ __all__ = [
     "gate_error",
     "gate_rows",
     "gather",
+    "grey_picture",
     "held",
     "indices_of",
     "join_heads",
     "logits",
     "lost_rows",
+    "lost_tokens",
+    "match_blocks",
     "merge_partial",
     "pick",
     "recompute_",
