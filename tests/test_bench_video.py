@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 import miniatures
 import zoo_timm
 from commands import here  # noqa: F401 - a fixture
-from eventful import Config, NoiseThreshold, TopFraction, TopR, ops
+from eventful import Config, NoiseThreshold, TopFraction, TopR
 from eventful.bench.contenders import schedule
 from eventful.bench.video import store
 from eventful.bench.video.configs import known_options, parse_config, plain_config
@@ -25,49 +24,22 @@ from eventful.bench.video.footage import Footage, fitted_size, open_footage
 from eventful.bench.video.measure import ClipResult, Head, VideoPlan, measure
 from eventful.bench.video.model import Backbone
 from eventful.bench.video.rows import Series, VideoRow, quality_fields, rank_correlation
-from eventful.bench.video.steps import Carrier, Chosen
+from eventful.bench.video.steps import (
+    Carrier,
+    Chosen,
+    Shot,
+    dense_outputs,
+    judged,
+    layout_of,
+    skip_steps,
+)
 from eventful.bench.video.times import Times
 from eventful.errors import ConfigError, EventfulError, MissingFileError
+from eventful.policies import GateContext
 from eventful.video.stress import DARKEST, DIMMING, KEY_EVERY, NAMES, StressClip, cursor_box
 
 SIZE = (64, 96)
 FRAMES = 16
-
-
-def grey_picture(image: Tensor, grid: tuple[int, int]) -> Tensor:
-    return F.adaptive_avg_pool2d(image.mean(1), (8 * grid[0], 8 * grid[1]))
-
-
-def match_blocks(now: Tensor, before: Tensor, slots: Any = None, hint: Any = None) -> Tensor:
-    """The one shift of the whole picture that fits best, in tokens, (x, y)."""
-    shifts = [(dx, dy) for dx in range(-8, 9) for dy in (-2, -1, 0, 1, 2)]
-    crop = (..., slice(8, -8), slice(8, -8))
-
-    def cost(shift: tuple[int, int]) -> float:
-        moved = torch.roll(before, (-shift[1], -shift[0]), (-2, -1))
-        return float((now[crop] - moved[crop]).abs().mean()) + 1e-4 * sum(map(abs, shift))
-
-    dx, dy = min(shifts, key=cost)
-    h, w = now.shape[-2] // 8, now.shape[-1] // 8
-    return torch.tensor([dx / 8, dy / 8]).expand(len(now), h, w, 2)
-
-
-def carry(memory: Tensor, motion: Tensor, prefix: int, slots: Any = None) -> Tensor:
-    h, w = motion.shape[1:3]
-    grid = memory[:, prefix:].transpose(1, 2).unflatten(2, (h, w))
-    ys, xs = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
-    at = torch.stack([xs, ys], -1) + motion
-    at = (2 * at + 1) / torch.tensor([w, h]) - 1
-    moved = F.grid_sample(grid, at, padding_mode="border", align_corners=False)
-    return torch.cat([memory[:, :prefix], moved.flatten(2).transpose(1, 2)], 1)
-
-
-@pytest.fixture
-def motion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simple operators of motion where this version has none."""
-    for made in (grey_picture, match_blocks, carry):
-        if not hasattr(ops, made.__name__):
-            monkeypatch.setattr(ops, made.__name__, made, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +58,7 @@ def by_name(made: ClipResult) -> dict[str, VideoRow]:
     return {row.contender: row for row in made.rows}
 
 
-def test_rows_are_complete(backbone: Backbone, motion: None) -> None:
+def test_rows_are_complete(backbone: Backbone) -> None:
     told: list[str] = []
     plan = VideoPlan(
         backbone, f"{SIZE[0]}x{SIZE[1]}", configs={"top": Config.fast(TopR(6))}, compiled=False
@@ -118,15 +90,6 @@ def test_rows_are_complete(backbone: Backbone, motion: None) -> None:
     assert {"timing", "dense outputs", "oracle"} <= set(told)
 
 
-def test_without_operators_of_motion_nothing_is_carried(
-    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Carrier, "available", staticmethod(lambda: False))
-    made = run(backbone, "stress:still", frames=4)
-    assert [row.contender for row in made.rows] == ["dense", "default", "skip", "oracle"]
-    assert any("carried" in note for note in made.rows[0].notes)
-
-
 def test_skipping_has_the_operations_of_the_default(backbone: Backbone) -> None:
     rows = by_name(run(backbone, "stress:enter"))
     default, skip = rows["default"], rows["skip"]
@@ -136,11 +99,8 @@ def test_skipping_has_the_operations_of_the_default(backbone: Backbone) -> None:
     assert set(skip.by_frame.operations) == {0.0, 1.0}
 
 
-def test_skipping_nothing_is_dense(backbone: Backbone, motion: None) -> None:
-    everything = {"configs": {}}
-    made = run(backbone, "stress:walk", frames=6, **everything)
-    from eventful.bench.video.steps import Shot, dense_outputs, judged, layout_of, skip_steps
-
+def test_skipping_nothing_is_dense(backbone: Backbone) -> None:
+    made = run(backbone, "stress:walk", frames=6)
     model, prepare = backbone.at(SIZE, "", "cpu", torch.float32)
     dense = dense_outputs(model, map(prepare, made.frames))
     shot = Shot(model, prepare, made.frames, dense, layout_of(model, prepare(made.frames[0])))
@@ -158,8 +118,9 @@ def test_the_oracle_is_at_least_as_good_for_the_same_counts(backbone: Backbone) 
     assert sum(oracle.by_frame.error) <= sum(default.by_frame.error) + 1e-3
 
 
-def test_carried_outputs_follow_a_pan(backbone: Backbone, motion: None) -> None:
-    """Positions are learned, so tokens differ where they lie; what moves is still nearer."""
+def test_carried_outputs_follow_a_pan() -> None:
+    """Without positions, which stay where they are when the picture moves."""
+    torch.manual_seed(0)
     model = zoo_timm.plain(img_size=SIZE)()
     with torch.no_grad():
         model.pos_embed.zero_()
@@ -192,8 +153,6 @@ def test_estimates_and_flags_are_held_against_the_truth() -> None:
 
 
 def test_chosen_tokens_are_the_most_wrong_ones() -> None:
-    from eventful.policies import GateContext
-
     forced = torch.tensor([True, False, False, False])
     context = GateContext("frame", "frame", 0, torch.zeros(1), protected=forced)
     chosen = Chosen(torch.tensor([0.0, 1.0, 3.0, 2.0]), 2)

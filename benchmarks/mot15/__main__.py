@@ -27,7 +27,6 @@ from benchmarks.mot15.settings import (
 )
 from benchmarks.mot15.training import build_backbone, trained
 from eventful.bench.results import origin
-from eventful.bench.video.steps import Carrier
 from eventful.config import PRESETS
 from eventful.surgery import libraries
 
@@ -79,7 +78,7 @@ def chosen(arguments: argparse.Namespace) -> Options:
         given["variants"] = tuple(arguments.variant)
     if arguments.share:
         given["shares"] = tuple(sorted(arguments.share))
-    given["carried"] = Carrier.available() and not arguments.no_carried
+    given["carried"] = not arguments.no_carried
     return replace(options, **given)
 
 

@@ -43,7 +43,7 @@ class Options:
     shares: tuple[float, ...] = SHARES
     presets: tuple[str, ...] = PRESETS
     variants: tuple[str, ...] = ()
-    carried: bool = False
+    carried: bool = True
     seed: int = 0
 
 

@@ -105,8 +105,6 @@ def measure(
         times = time_clip(footage, prepare, paths, converted, layout, done)
     dense = dense_outputs(model, map(prepare, frames), _counter(tick, "dense outputs", count))
     shot = Shot(model, prepare, frames, dense, layout)
-    if not Carrier.available():
-        notes.append("carried outputs not measured: this version estimates no motion")
     rows = _Rows(plan, footage, shot, head, times, tuple(notes), tick)
     return ClipResult(list(rows.make(converted)), frames)
 
@@ -132,12 +130,11 @@ class _Rows:
             default = row.by_frame if default is None else default
             yield row
         assert default is not None
-        carriers = [False, True] if Carrier.available() else [False]
         share = min(1.0, sum(default.operations) / len(default.operations))
-        for carried in carriers:
+        for carried in (False, True):
             yield self._skip_row("skip", share, carried)
         if self.times is not None:
-            for carried in carriers:
+            for carried in (False, True):
                 share = self.times.share_of(DEFAULT, carried)
                 yield self._skip_row("skip-time", share, carried)
         yield self._row(ORACLE, oracle_steps(self.shot, default.updated), {})

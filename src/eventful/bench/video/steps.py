@@ -177,16 +177,10 @@ class Carrier:
         self._layout = layout
         self._before: Tensor | None = None
 
-    @staticmethod
-    def available() -> bool:
-        """Whether this version can estimate motion."""
-        return all(hasattr(ops, name) for name in ("grey_picture", "match_blocks", "carry"))
-
     def see(self, frame: Tensor) -> Tensor:
         """Remember a frame (1, 3, H, W), to find the motion from it to the next."""
-        grey: Tensor = ops.grey_picture(frame, self._layout.grid)  # type: ignore[attr-defined]
-        self._before = grey
-        return grey
+        self._before = ops.grey_picture(frame, self._layout.grid)
+        return self._before
 
     def __call__(self, tokens: Tensor, frame: Tensor) -> Tensor:
         """Tokens (1, N, D) of the frame before, where their content is in this one."""
@@ -194,9 +188,8 @@ class Carrier:
         now = self.see(frame)
         if before is None:
             return tokens
-        motion = ops.match_blocks(now, before)  # type: ignore[attr-defined]
-        carried: Tensor = ops.carry(tokens, motion, self._layout.prefix)  # type: ignore[attr-defined]
-        return carried
+        motion = ops.match_blocks(now, before, None)
+        return ops.carry(tokens, motion, self._layout.prefix, None)
 
 
 @dataclass(frozen=True, eq=False)

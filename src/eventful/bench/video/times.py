@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -29,7 +30,7 @@ class Times:
     Attributes:
         dense: by path.
         streams: by contender.
-        carry: carrying held tokens along the motion of the picture; empty if not measured.
+        carry: carrying held tokens along the motion of the picture.
         read: reading, resizing and copying a frame to the device.
     """
 
@@ -108,15 +109,13 @@ def time_clip(
     for name, model in converted.items():
         runs[f"stream {name}"] = Stream(model)
         series[f"stream {name}"] = made.streams[name]
-    carrier = Carrier(layout) if Carrier.available() else None
-    held: Tensor | None = None
+    carrier, held = Carrier(layout), None
+    series[_CARRY] = made.carry
     for t, (frame, read_ms) in enumerate(_read(footage, prepare)):
         made.read.append(read_ms)
-        if carrier is not None:
-            held = runs[fastest[0]](frame).clone() if held is None else held
-            kept, moved = held, carrier
-            runs[_CARRY] = lambda now, kept=kept, moved=moved: moved(kept, now)  # type: ignore[misc]
-            series[_CARRY] = made.carry
+        if held is None:
+            held = runs[fastest[0]](frame).clone()
+            runs[_CARRY] = partial(carrier, held)
         for name in in_turn(list(runs), t):
             series[name].append(timed(runs[name], frame)[1])
         tick()
