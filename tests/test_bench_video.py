@@ -84,7 +84,7 @@ def test_rows_are_complete(backbone: Backbone) -> None:
             assert min(row.time, 1) <= row.time_read <= max(row.time, 1)
     assert rows["dense"].error == 0
     assert (rows["dense"].time, rows["dense"].operations) == (1.0, 1.0)
-    assert len(rows["top"].by_frame.ms) == FRAMES
+    assert all(len(rows[name].by_frame.ms) == FRAMES for name in ("top", "skip", "skip-carried"))
     assert rows["default"].config == repr(Config.fast())
     assert "TopR(r=6" in rows["top"].config
     assert {"timing", "dense outputs", "oracle"} <= set(told)
@@ -385,6 +385,18 @@ def test_labels_and_a_head_give_average_precision(here, tmp_path: Path) -> None:
     assert all(0 <= row["map50"] <= 1 for row in rows)
     assert rows[0]["clip"] == sequence.name
     assert "trains a head" in here(*words, tmp_path / "none.pt").stderr
+
+
+def test_names_must_tell_contenders_apart(here, arguments) -> None:  # noqa: F811
+    done = here(*arguments, "--config", "dense=fast:TopR(3)")
+    assert done.returncode == 2
+    assert "NAME=SPEC" in done.stderr
+
+
+def test_clips_of_one_name_are_told_apart(here, arguments, tmp_path: Path) -> None:  # noqa: F811
+    done = here(*arguments, "stress:cursor", "--no-time", "--json")
+    assert {row["clip"] for row in json.loads(done.stdout)} == {"stress-cursor", "stress-cursor-2"}
+    assert (tmp_path / "out/stress-cursor-2.png").exists()
 
 
 def test_a_clip_must_be_named(here) -> None:  # noqa: F811

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ from eventful.bench.results import origin
 from eventful.bench.video import store, strip
 from eventful.bench.video.configs import parse_config
 from eventful.bench.video.footage import Footage, from_source, open_footage
-from eventful.bench.video.measure import Head, Tick, VideoPlan, measure
+from eventful.bench.video.measure import DEFAULT, DENSE, ORACLE, Head, Tick, VideoPlan, measure
 from eventful.bench.video.model import Backbone, load_backbone
 from eventful.bench.video.rows import VideoRow
 from eventful.cli.bench import checked_device
 from eventful.cli.options import Filmed, Filming
+from eventful.config import Config
 from eventful.errors import CheckpointError, ConfigError
 from eventful.models.anchor_free import PointHead, PointHeadConfig
 from eventful.paper.data import Video
@@ -55,6 +56,7 @@ def run(what: Filmed, how: Filming, out: Path | None, as_json: bool) -> None:
     for path in what.labels or ():
         video = open_sequence(path)
         jobs.append(Job(from_source(video.name, video.frames).first(what.frames), video))
+    jobs = _named_apart(jobs)
     if not jobs:
         raise ConfigError("Name a clip: a video file, stress:pan, or --labels with a sequence.")
     backbone = load_backbone(what.model, what.weights)
@@ -63,7 +65,7 @@ def run(what: Filmed, how: Filming, out: Path | None, as_json: bool) -> None:
         what.size,
         how.device,
         how.precision.value,
-        dict(parse_config(text) for text in what.config or ()),
+        _configs(what.config or ()),
         how.timed,
         how.compiled,
         how.compile_mode,
@@ -85,6 +87,30 @@ def run(what: Filmed, how: Filming, out: Path | None, as_json: bool) -> None:
         print(json.dumps([store.as_data(row, where) for row in rows]))
     else:
         _close(out)
+
+
+def _named_apart(jobs: Sequence[Job]) -> list[Job]:
+    """Jobs whose clips have different names, so that each has its rows and its picture."""
+    seen: dict[str, int] = {}
+    made = []
+    for job in jobs:
+        name = job.footage.name
+        seen[name] = seen.get(name, 0) + 1
+        again = name if seen[name] == 1 else f"{name}-{seen[name]}"
+        made.append(replace(job, footage=replace(job.footage, name=again)))
+    return made
+
+
+def _configs(texts: Sequence[str]) -> dict[str, Config]:
+    """Configs by name; names of other contenders are refused."""
+    made = dict(parse_config(text) for text in texts)
+    taken = {DENSE, DEFAULT, ORACLE} & set(made) | {name for name in made if name[:4] == "skip"}
+    if taken or len(made) < len(texts):
+        raise ConfigError(
+            f"Two contenders have one name ({', '.join(sorted(taken)) or 'in --config'}): write "
+            "NAME=SPEC with names of your own."
+        )
+    return made
 
 
 def _load_head(path: Path, backbone: Backbone, device: str) -> PointHead:
@@ -165,7 +191,9 @@ def _show(rows: Sequence[VideoRow], about: str) -> None:
         f"{first.frames} frames, {first.precision} on {first.device}"
     )
     caption = f"dense: {first.dense_path}, {_number(first.dense_ms, 3)} ms" if first.ms else None
-    table = Table(title=title, caption=caption, box=box.SIMPLE, pad_edge=False)
+    table = Table(
+        title=title, caption=caption, box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     columns = _columns(rows)
     for heading in columns:
         table.add_column(
@@ -206,7 +234,9 @@ def _columns(rows: Sequence[VideoRow]) -> dict[str, Callable[[VideoRow], str]]:
 
 
 def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
+    if value is None:
+        return ""
+    return f"{value:.0%}" if value >= 0.0995 else f"{value:.1%}"
 
 
 def _number(value: float | None, digits: int) -> str:

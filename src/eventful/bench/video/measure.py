@@ -154,12 +154,14 @@ class _Rows:
     def _skip_row(self, kind: str, share: float, carried: bool) -> VideoRow:
         name = f"{kind}-carried" if carried else kind
         count = len(self.shot.frames)
-        times: dict[str, Any] = {}
-        if self.times is not None:
-            due = [due for _, due in zip(range(count), schedule(share), strict=False)]
-            times = self.times.skip_fields(due, carried)
         carrier = Carrier(self.shot.layout) if carried else None
-        return self._row(name, skip_steps(self.shot, share, carrier), times)
+        steps = skip_steps(self.shot, share, carrier)
+        if self.times is None:
+            return self._row(name, steps, {})
+        due = [due for _, due in zip(range(count), schedule(share), strict=False)]
+        row = self._row(name, steps, self.times.skip_fields(due, carried))
+        row.by_frame.ms.extend(self.times.skip_ms(due, carried))
+        return row
 
     def _row(self, name: str, steps: Iterator[Step], times: Mapping[str, Any]) -> VideoRow:
         done = _counter(self.tick, name, len(self.shot.frames))

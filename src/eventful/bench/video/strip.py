@@ -74,9 +74,8 @@ def _shown(rows: Sequence[VideoRow]) -> list[tuple[VideoRow, str]]:
 
 
 def _line(axis: Any, values: list[float], name: str, colour: str) -> None:
-    """A line over the frames; an empty one keeps its place in the legend."""
     skipping = name in SKIPS
-    style = {"lw": 0.9, "ls": "--"} if skipping else {"lw": 1.5}
+    style = {"lw": 0.9, "ls": "--", "drawstyle": "steps-mid"} if skipping else {"lw": 1.5}
     if name == DENSE:
         style = {"lw": 0.9, "ls": ":"}
     axis.plot(range(len(values)), values, color=colour, label=name, **style)

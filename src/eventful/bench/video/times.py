@@ -66,10 +66,11 @@ class Times:
 
     def skip_fields(self, computed: list[bool], carried: bool) -> dict[str, float | str | None]:
         """The same for frame skipping: dense times where it computes, the carrying elsewhere."""
-        own = self._skip_ms(computed, carried)[self.warm :]
+        own = self.skip_ms(computed, carried)[self.warm :]
         return {**self._shared(sum(own)), "ms": statistics.fmean(own)}
 
-    def _skip_ms(self, computed: list[bool], carried: bool) -> list[float]:
+    def skip_ms(self, computed: list[bool], carried: bool) -> list[float]:
+        """Milliseconds of each frame under frame skipping."""
         dense = self.dense[self.best]
         held = self.carry if carried else [0.0] * len(dense)
         return [a if due else b for a, b, due in zip(dense, held, computed, strict=True)]
