@@ -19,7 +19,9 @@ KINDS = [torch.float32] if DEVICE == "cpu" else [torch.float32, torch.bfloat16]
 # What `eager` computes itself; the rest it takes from the reference unchanged, and comparing a
 # function with itself shows nothing.
 OWN = {name for name in eager.__all__ if getattr(eager, name) is not getattr(reference, name)}
-ONLY_ON_CPU = {"attend_partial", "error_norm"}  # on other devices eager calls the reference
+# On other devices eager calls the reference.
+ONLY_ON_CPU = {"attend_partial", "carry", "error_norm", "match_blocks"}
+MOTION = {"carry", "match_blocks"}  # compared in test_motion_ops.py
 COMPARED: set[str] = set()  # operations of eager that a test of this process compares
 
 if INTERPRETED:

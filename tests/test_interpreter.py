@@ -1,7 +1,7 @@
 """The Triton kernels in Triton's interpreter, on a machine without a GPU.
 
 In a process of its own, because the switch is read when the kernels are defined. The default run
-takes one odd shape of every kernel; `-m slow` takes every case of test_backends.py.
+takes one odd shape of every kernel; `-m slow` takes every case of the files it runs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import backends
 import eventful.ops
 
 TESTS = Path(__file__).parent
+FILES = ("test_backends.py", "test_motion_ops.py")
 
 pytestmark = pytest.mark.skipif(
-    backends.TRITON, reason="test_backends.py runs the kernels in this process"
+    backends.TRITON, reason="the tests of backends run the kernels in this process"
 )
 
 
@@ -35,10 +36,10 @@ def kernels() -> set[str]:
 
 
 def interpret(marks: str, launches: Path) -> set[str]:
-    """Runs test_backends.py with kernels interpreted; the names of the kernels that ran."""
+    """Runs the tests of backends with kernels interpreted; the names of the kernels that ran."""
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", marks, "-p", "launches"]
-    command += ["-p", "no:cacheprovider", str(TESTS / "test_backends.py")]
+    command += ["-p", "no:cacheprovider", *(str(TESTS / name) for name in FILES)]
     paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     environment = {"TRITON_INTERPRET": "1", "LAUNCHES": str(launches), "PYTHONPATH": paths}
     done = subprocess.run(

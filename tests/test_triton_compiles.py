@@ -24,6 +24,7 @@ from eventful.ops.triton import (  # noqa: E402
     exact,
     gates,
     interpreted,
+    motion,
     rows,
     tiles,
     windows,
@@ -40,7 +41,7 @@ KINDS = {
     torch.int64: "*i64",
     torch.int32: "*i32",
 }
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 
 
 def compile_only(compiled: list[str], limit: int, kernel: JITFunction, *args, **kwargs) -> None:
@@ -113,6 +114,16 @@ def test_gates_and_rows(compiled):
     rows.swap_rows_((tokens, tokens), (selected, selected), INDEX, COUNT, SLOTS)
     rows.take_slots(tokens, SLOTS)
     assert len(compiled) == 10
+
+
+@pytest.mark.parametrize("form", ["plain", "slots", "hint"])
+def test_motion(compiled, form):
+    picture = torch.zeros(1, 512, 512)
+    slots = None if form == "plain" else SLOTS
+    moves = torch.zeros(1, 64, 64, 2)
+    motion.match_blocks(picture, picture, slots, moves if form == "hint" else None)
+    motion.carry(make(1, 4097, 768), moves, 1, slots)
+    assert compiled == ["_prepare_pictures", "_match_blocks", "_carry"]
 
 
 @pytest.mark.parametrize(

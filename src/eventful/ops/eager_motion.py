@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from eventful.ops import reference
 from eventful.ops.reference import motion as rules
 from eventful.ops.reference.motion import CELL, MARGIN, PULL, REACH_COARSE
+from eventful.ops.scratch import scratch
 
 _CHUNK = 512  # tokens whose windows stay in a core's cache
 _HALF = CELL // 4  # coarse pixels of half a token
@@ -94,20 +95,28 @@ def _search_everywhere(pair: tuple[Tensor, Tensor], count: Tensor) -> Tensor:
     before = padded.unfold(0, span, cell).unfold(1, span, cell).permute(2, 3, 0, 1).contiguous()
     steps = (torch.arange(side) - reach).abs().float() * (PULL * 2)
     pull = steps[:, None, None] * count
-    difference = torch.empty(side, cell, cell, high, wide)
-    parts = difference.view(side, 2, _HALF, 2, _HALF, high, wide)
+    whole, halves, rows, cost = (
+        _room(name, shape, now)
+        for name, shape in (
+            ("pixels", (side, 2, _HALF, 2, _HALF, high, wide)),
+            ("halves", (side, 2, 2, high, wide)),
+            ("rows", (side, 2, high, wide)),
+            ("cost", (side, high, wide)),
+        )
+    )
+    difference = whole.view(side, cell, cell, high, wide)
     best, place = torch.empty(side, high, wide), torch.empty(side, high, wide, dtype=torch.int64)
     rest = torch.empty(0)
     for down in range(side):
         moved = before[down : down + cell].unfold(1, cell, 1).permute(1, 0, 4, 2, 3)
         torch.sub(now, moved, out=difference).abs_()
-        halves = parts[:, :, 0, :, 0] + parts[:, :, 0, :, 1]
-        halves += parts[:, :, 1, :, 0]
-        halves += parts[:, :, 1, :, 1]
-        rows = halves[:, 0] + halves[:, 1]
+        torch.add(whole[:, :, 0, :, 0], whole[:, :, 0, :, 1], out=halves)
+        halves += whole[:, :, 1, :, 0]
+        halves += whole[:, :, 1, :, 1]
+        torch.add(halves[:, 0], halves[:, 1], out=rows)
         rows[:, :, 1:] += halves[:, 1, :, :-1]
         rows[:, :, :-1] += halves[:, 0, :, 1:]
-        cost = rows[:, 0] + rows[:, 1]
+        torch.add(rows[:, 0], rows[:, 1], out=cost)
         cost[:, :, 1:] += rows[:, 1, :, :-1]
         cost[:, :, :-1] += rows[:, 0, :, 1:]
         cost += pull
@@ -133,28 +142,42 @@ def _search(
     Returns:
         (K, 2) the offset, and (K,) its cost times the pixels of the window.
     """
-    found = [
-        _search_few(pair, some, middle, count, reach)
-        for some, middle in zip(token.split(_CHUNK), centre.split(_CHUNK), strict=True)
-    ]
-    return torch.cat([winner for winner, _ in found]), torch.cat([cost for _, cost in found])
+    high, wide = count.shape
+    row, column = token // wide, token % wide
+    edge = (row == 0) | (row == high - 1) | (column == 0) | (column == wide - 1)
+    winner, cost = torch.empty_like(centre), torch.empty(len(token))
+    for at_edge in (False, True):
+        for some in (edge == at_edge).nonzero()[:, 0].split(_CHUNK):  # type: ignore[no-untyped-call]
+            found = _search_few(pair, token[some], centre[some], count, reach, at_edge)
+            winner[some], cost[some] = found
+    return winner, cost
 
 
 def _search_few(
-    pair: tuple[Tensor, Tensor], token: Tensor, centre: Tensor, count: Tensor, reach: int
+    pair: tuple[Tensor, Tensor],
+    token: Tensor,
+    centre: Tensor,
+    count: Tensor,
+    reach: int,
+    at_edge: bool,
 ) -> tuple[Tensor, Tensor]:
-    """See `_search`. Tokens lie on the last axis, so that sums run over many of them at once."""
+    """See `_search`. Tokens lie on the last axis, so that sums run over many of them at once.
+
+    Args:
+        at_edge: windows may have pixels outside the picture.
+    """
     wide, side = count.shape[1], 2 * reach + 1
     cell = pair[0].shape[1] // wide
     top, left = token // wide * cell - cell // 2, token % wide * cell - cell // 2
-    now, inside = _windows(pair[0], top, left, 2 * cell)
+    size = 2 * cell
+    now = _windows(pair[0], top, left, size)
     down, across = centre.unbind(dim=1)
-    before, _ = _windows(pair[1], top + down - reach, left + across - reach, 2 * (cell + reach))
-    mask = None if bool(inside.all()) else inside.float()
+    before = _windows(pair[1], top + down - reach, left + across - reach, size + 2 * reach)
+    mask = _inside(pair[0], top, left, size) if at_edge else None
     cost = torch.empty(side, side, len(token))
-    difference = torch.empty(side, 2 * cell, 2 * cell, len(token))
+    difference = _room("pixels", (side, size, size, len(token)), now)
     for row in range(side):
-        moved = before[row : row + 2 * cell].unfold(1, 2 * cell, 1).permute(1, 0, 3, 2)
+        moved = before[row : row + size].unfold(1, size, 1).permute(1, 0, 3, 2)
         torch.sub(now, moved, out=difference).abs_()
         if mask is not None:
             difference *= mask
@@ -167,16 +190,26 @@ def _search_few(
     return centre + torch.stack((place // side - reach, place % side - reach), dim=-1), best
 
 
-def _windows(picture: Tensor, top: Tensor, left: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Windows (size, size, K) of a picture at K places, and which pixels lie inside it.
+def _room(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Memory to write to, that of the call before where there is one."""
+    kept = scratch(f"motion {name}", shape, like)
+    return torch.empty(shape) if kept is None else kept
 
-    Pixels outside take the value of the border.
-    """
+
+def _windows(picture: Tensor, top: Tensor, left: Tensor, size: int) -> Tensor:
+    """Windows (size, size, K) of a picture at K places; outside it the value of its border."""
+    (high, wide), step = picture.shape, torch.arange(size)[:, None]
+    y = ((step + top).clamp(0, high - 1) * wide).int()
+    x = (step + left).clamp(0, wide - 1).int()
+    index = (y[:, None] + x[None]).flatten()
+    return picture.reshape(-1).index_select(0, index).view(size, size, -1)
+
+
+def _inside(picture: Tensor, top: Tensor, left: Tensor, size: int) -> Tensor:
+    """(size, size, K) fp32: 1 for pixels of the windows that lie in the picture, 0 for others."""
     (high, wide), step = picture.shape, torch.arange(size)[:, None]
     y, x = step + top, step + left
-    index = (y.clamp(0, high - 1) * wide)[:, None] + x.clamp(0, wide - 1)[None]
-    inside = ((y >= 0) & (y < high))[:, None] & ((x >= 0) & (x < wide))[None]
-    return picture.reshape(-1).index_select(0, index.flatten()).view(size, size, -1), inside
+    return (((y >= 0) & (y < high))[:, None] & ((x >= 0) & (x < wide))[None]).float()
 
 
 def carry(memory: Tensor, motion: Tensor, prefix: int, slots: Tensor | None) -> Tensor:

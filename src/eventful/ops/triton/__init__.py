@@ -11,10 +11,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from eventful.ops.reference import ExactMemory, PickRule
+from eventful.ops.reference import ExactMemory, PickRule, grey_picture
 from eventful.ops.triton.attention import attend, attend_partial, relative_logits
 from eventful.ops.triton.exact import add_held, exchange_, gate_error, gate_rows, recompute_
 from eventful.ops.triton.gates import MOST_TOKENS, error_norm, pick
+from eventful.ops.triton.motion import carry, match_blocks
 from eventful.ops.triton.rows import add_norm, swap_rows_, take_slots, write_rows_
 from eventful.ops.triton.windows import attend_windows
 
@@ -24,10 +25,13 @@ __all__ = [
     "attend",
     "attend_partial",
     "attend_windows",
+    "carry",
     "error_norm",
     "exchange_",
     "gate_error",
     "gate_rows",
+    "grey_picture",
+    "match_blocks",
     "pick",
     "recompute_",
     "refuse",
@@ -234,6 +238,18 @@ def _exact(memory: ExactMemory, slots: Tensor | None, bias: Tensor | None) -> st
     return None if whole else "the memory is not contiguous"
 
 
+def _match_blocks(
+    now: Tensor, before: Tensor, slots: Tensor | None, hint: Tensor | None = None
+) -> str | None:
+    if not (now.is_contiguous() and before.is_contiguous()):
+        return "the pictures are not contiguous"
+    return None if hint is None or hint.is_contiguous() else "the hint is not contiguous"
+
+
+def _carry(memory: Tensor, motion: Tensor, *rest: object, **named: object) -> str | None:
+    return None if motion.is_contiguous() else "the motion is not contiguous"
+
+
 _CHECKS: dict[str, Callable[..., str | None]] = {
     "error_norm": _error_norm,
     "pick": _pick,
@@ -242,6 +258,8 @@ _CHECKS: dict[str, Callable[..., str | None]] = {
     "attend_partial": _attend_partial,
     "attend_windows": _attend_windows,
     "take_slots": _take_slots,
+    "match_blocks": _match_blocks,
+    "carry": _carry,
     "add_held": _gate,
     "swap_rows_": _swap_rows,
     "gate_error": _gate_error,
