@@ -33,6 +33,7 @@ from eventful.bench.video.steps import (
     layout_of,
     skip_steps,
 )
+from eventful.bench.video.table import EMPTY, read_videos, videos
 from eventful.bench.video.times import Times
 from eventful.errors import ConfigError, EventfulError, MissingFileError
 from eventful.policies import GateContext
@@ -359,6 +360,12 @@ def test_the_command_prints_json_and_writes_files(here, arguments, tmp_path: Pat
         table = list(csv.DictReader(file))
     assert [row["contender"] for row in table] == [row["contender"] for row in rows]
     assert "by_frame" not in table[0]
+    (tmp_path / "video").mkdir()
+    (tmp_path / "out").rename(tmp_path / "video/mine")
+    page = videos(read_videos(tmp_path))
+    assert "| stress-cursor, 48x80, 8 frames | dense | 100.0% | 100.0% | 100.0% |" in page
+    assert page.count("\n|  | ") == len(rows) - 1
+    (tmp_path / "video/mine").rename(tmp_path / "out")
     assert (tmp_path / "out/stress-cursor.png").stat().st_size > 10_000
 
 
@@ -397,6 +404,10 @@ def test_clips_of_one_name_are_told_apart(here, arguments, tmp_path: Path) -> No
     done = here(*arguments, "stress:cursor", "--no-time", "--json")
     assert {row["clip"] for row in json.loads(done.stdout)} == {"stress-cursor", "stress-cursor-2"}
     assert (tmp_path / "out/stress-cursor-2.png").exists()
+
+
+def test_a_page_without_results_says_how_to_get_some(tmp_path: Path) -> None:
+    assert videos(read_videos(tmp_path)) == EMPTY
 
 
 def test_a_clip_must_be_named(here) -> None:  # noqa: F811

@@ -131,6 +131,7 @@ def verify(plan: Plan, as_json: bool) -> None:
 def plot(results: Path, docs: Path, readme: Path) -> None:
     """Render pictures and tables from the CSV files into the docs and the README."""
     from eventful.bench import plots, tables
+    from eventful.bench.video.table import read_videos, videos
 
     if not results.is_dir() or not any(results.glob("*.csv")):
         raise UnsupportedError(
@@ -145,6 +146,7 @@ def plot(results: Path, docs: Path, readme: Path) -> None:
     tables.put(page, tables.pictures(growth, page), "growth")
     tables.put(page, tables.runtimes(read_runtimes(results)), "runtime")
     tables.put(page, tables.defaults(read_defaults(results)), "default")
+    tables.put(page, videos(read_videos(results)), "video")
     tables.put(page, tables.backbones(read_backbones(results)), "backbone")
     tables.put(readme, tables.short(runs))
     for path in (*made, page, readme):
