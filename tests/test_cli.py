@@ -54,6 +54,7 @@ def test_help_lists_every_command_without_loading_torch() -> None:
         ["evaluate", "vitdet"],
         ["evaluate", "vivit"],
         ["evaluate", "run"],
+        ["bench", "video"],
         ["visualize"],
         ["train", "vitdet"],
         ["train", "vivit"],

@@ -6,13 +6,14 @@ import csv
 import json
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 import miniatures
-from eventful.config import PRESETS
+from eventful.config import PRESETS, Config
 from eventful.models.vitdet import Detections
 from eventful.paper.data import Box
 from eventful.surgery import libraries
@@ -20,7 +21,7 @@ from eventful.surgery import libraries
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.mot15 import __main__ as program
-from benchmarks.mot15 import clips, contest, report, settings, training
+from benchmarks.mot15 import clips, contest, predictions, report, settings, training
 
 
 def test_frames_become_whole_patches_of_about_the_same_shape() -> None:
@@ -84,27 +85,42 @@ def test_a_head_may_not_lie_in_the_repository(tmp_path: Path) -> None:
         settings.refuse_tracked(settings.ROOT / "benchmarks" / "results")
 
 
-def test_a_whole_run_is_stored_and_not_run_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With random weights: what is held is the account, not the accuracy."""
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    """A run on a miniature with random weights: what is held is the account, not the accuracy."""
     from safetensors.torch import save_file
 
     torch.manual_seed(0)
     made = libraries.load("timm").create_model(settings.BACKBONE, num_classes=0)
     save_file(made.state_dict(), tmp_path / "random.safetensors")
     data = miniatures.mot(tmp_path / "mot", frames=3)
-    arguments = [
-        *("mot15", "--data", str(data), "--weights", str(tmp_path / "random.safetensors")),
+    return [
+        *("--data", str(data), "--weights", str(tmp_path / "random.safetensors")),
         *("--out", str(tmp_path / "out"), "--width", "70", "--steps", "3", "--views", "2"),
-        *("--preset", "fast", "--preset", "paper", "--no-publish"),
+        "--no-publish",
     ]
-    monkeypatch.setattr(sys, "argv", arguments)
-    program.main()
+
+
+@pytest.fixture
+def mot15(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs the program with these words."""
+
+    def run(*words: object) -> None:
+        monkeypatch.setattr(sys, "argv", ["mot15", *map(str, words)])
+        program.main()
+
+    return run
+
+
+def test_a_whole_run_is_stored_and_not_run_twice(
+    tmp_path: Path, mot15: Callable[..., None], arguments, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments += ["--preset", "fast", "--preset", "paper"]
+    mot15(*arguments)
     assert "ran paper-C-seq" in capsys.readouterr().out
     result = json.loads((tmp_path / "out/results.json").read_text())
     rows = {(row["preset"], row["policy"]): row for row in result["rows"]}
-    assert {p for p, _ in rows} == {"dense", "skip", "fast", "paper"}
+    assert {p for p, _ in rows} == {"dense", "skip", "skip-carried", "fast", "paper"}
     assert ("fast", "own") in rows
     assert ("paper", "own") not in rows
     whole = rows["dense", ""]["scores"][0]
@@ -115,16 +131,82 @@ def test_a_whole_run_is_stored_and_not_run_twice(
     for row in rows.values():
         if "skip" in row:
             assert row["skip"][0]["cost"] <= row["scores"][0]["cost"] + 1 / 3
+            assert ("skip_carried" in row) == (row["preset"] == "fast")
+        if "skip_carried" in row:
+            assert row["skip_carried"][0]["cost"] == row["skip"][0]["cost"]
     with (tmp_path / "out/results.csv").open() as file:
         table = list(csv.DictReader(file))
     assert len(table) == 2 * len(rows)  # all, and the one sequence
     assert all(row["commit"] and row["torch"] for row in table)
     assert (tmp_path / "out/figure.png").stat().st_size > 0
 
-    program.main()
+    mot15(*arguments)
     assert "ran " not in capsys.readouterr().out
     again = json.loads((tmp_path / "out/results.json").read_text())
     assert again["rows"] == result["rows"]
+
+
+def test_detecting_and_scoring_may_be_apart(
+    tmp_path: Path, mot15: Callable[..., None], arguments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head is trained, used by another run, and its detections are scored by a third."""
+    mot15(*arguments, "--train-only")
+    (head,) = (tmp_path / "out").glob("*/head.pt")
+    assert not list((tmp_path / "out").glob("**/runs-*"))
+    arguments += ["--head", head, "--preset", "none", "--share", 0.06]
+    arguments += ["--variant", "fast-plain", "--variant", "fast-both"]
+    monkeypatch.setattr(program, "can_score", lambda: False)
+    with pytest.raises(SystemExit, match="--predict-only"):
+        mot15(*arguments)
+    mot15(*arguments, "--predict-only")
+    assert not (tmp_path / "out/results.json").exists()
+    monkeypatch.undo()
+
+    moved = (tmp_path / "out").rename(tmp_path / "elsewhere")
+    (tmp_path / "random.safetensors").unlink()
+    monkeypatch.setattr(sys, "argv", ["mot15", "--score", str(moved), "--no-publish"])
+    program.main()
+    result = json.loads((moved / "results.json").read_text())
+    names = [(row["preset"], row["policy"]) for row in result["rows"]]
+    assert {n for n in names if n[0].startswith("fast")} == {
+        (variant, policy) for variant in ("fast-plain", "fast-both") for policy in ("top 6%", "own")
+    }
+    assert result["training"]["steps"] == 3
+    assert result["rows"][0]["scores"][0]["frames"] == 3
+
+
+def test_scoring_says_what_is_missing(tmp_path: Path, mot15: Callable[..., None]) -> None:
+    with pytest.raises(SystemExit, match="--predict-only"):
+        mot15("--score", tmp_path)
+    kept = predictions.Kept(tmp_path, settings.Clock(1))
+    with pytest.raises(SystemExit, match=r"dense-a\.json"):
+        kept.runs("dense-a", lambda detector: [])
+
+
+def test_predictions_come_back_without_their_frames(tmp_path: Path) -> None:
+    frames = torch.zeros(2, 3, 28, 42, dtype=torch.uint8)
+    clip = clips.Clip("a", frames, [[Box(1, 2, 3, 4, 0, ignore=True)], []])
+    options = settings.Options(shares=(0.1,), sequences=("a",))
+    predictions.write_manifest(tmp_path / "run", {"origin": {}}, [clip], options, "runs-1")
+    about, (again,), chosen, runs = predictions.read_manifest(tmp_path)
+    assert (about, chosen, runs) == ({"origin": {}}, options, tmp_path / "run/runs-1")
+    assert (again.size, again.tokens, again.truth) == (clip.size, 7, clip.truth)
+
+
+def test_variants_take_the_options_this_version_has() -> None:
+    for variant, options in settings.VARIANTS.items():
+        config = contest.rule_of(variant)
+        assert not config.fallback
+        for name, value in options.items():
+            assert getattr(config, name, value) == value
+    assert contest.rule_of("paper") == Config.paper()
+
+
+def test_a_cell_shows_the_best_in_bold() -> None:
+    cell = report._compared({"map50": 0.5}, {"map50": 0.4}, {"map50": 0.6})
+    assert cell == "50.0 / 40.0 / **60.0**"
+    assert report._compared({"map50": 0.5}) == "50.0"
+    assert report._compared({"map50": 0.5}, {"map50": 0.5}) == "50.0 / **50.0**"
 
 
 def test_the_page_shows_the_stored_results() -> None:

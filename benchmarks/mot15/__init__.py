@@ -9,6 +9,13 @@ and docs/images/mot15.png, and to DIR. DIR also keeps the head, which is derived
 not ours to share, so it may not lie in a tracked folder. A run that is stopped goes on where it was
 when started again with the same DIR.
 
+    python -m benchmarks.mot15 ... --predict-only
+    python -m benchmarks.mot15 --score DIR
+
+detects on one machine and scores on another, which needs neither data nor weights. `--train-only`
+stops after training, `--head FILE` uses a head that was trained before. `--variant fast-both
+--share 0.06` measures variants of `fast` (selection by context, memory moved with the picture).
+
     python -m benchmarks.mot15 --from DIR/results.json
 
 stores and draws the results of a run made elsewhere.

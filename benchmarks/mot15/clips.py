@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from benchmarks.mot15.settings import PATCH, Options
 from eventful.paper.data import Box, Video, open_dataset
+from eventful.tokens.layout import TokenLayout
 from eventful.video.source import read_image
 
 
@@ -34,9 +35,14 @@ class Clip:
         return self.frames.shape[2], self.frames.shape[3]
 
     @property
+    def layout(self) -> TokenLayout:
+        """The class token, and a grid of patches."""
+        return TokenLayout((self.size[0] // PATCH, self.size[1] // PATCH), prefix=1)
+
+    @property
     def tokens(self) -> int:
         """Patches and the class token."""
-        return 1 + (self.size[0] // PATCH) * (self.size[1] // PATCH)
+        return self.layout.tokens
 
 
 def model_size(size: tuple[int, int], width: int) -> tuple[int, int]:

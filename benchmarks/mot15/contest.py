@@ -1,37 +1,34 @@
-"""Dense, skipping frames, and every preset: detections and costs on each sequence."""
+"""Dense, skipping frames, and every config: detections and costs on a sequence."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.mot15.clips import Clip
-from benchmarks.mot15.settings import Clock, Options, say
+from benchmarks.mot15.settings import VARIANTS, Options
 from benchmarks.mot15.training import as_map, normalised
-from eventful import files
 from eventful.bench.contenders import Contender, Dense, Streamed, schedule
+from eventful.bench.video.configs import known_options
+from eventful.bench.video.steps import Carrier
 from eventful.config import Config
 from eventful.models.anchor_free import PointHead
 from eventful.models.vitdet import Detections
-from eventful.paper.evaluate.metrics import coco_map50
 from eventful.policies import Policy, TopFraction
 from eventful.stream import Stream, StreamBatch
 from eventful.surgery.conversion import convert
 
-OWN_POLICY = ("fast", "exact")  # presets with a default policy, which is also measured
+OWN_POLICY = ("fast", "exact", *VARIANTS)  # those with a default policy, which is also measured
 SKIPS = (2, 3, 4, 6, 8, 12, 16, 32)
-CLASSES = ("person",)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One preset under one policy."""
+    """One preset, or variant of `fast`, under one policy."""
 
     preset: str
     policy: str
@@ -40,6 +37,14 @@ class Setting:
     def choose(self) -> Policy | None:
         """The policy; None for the preset's own."""
         return None if self.share is None else TopFraction(self.share)
+
+
+def rule_of(preset: str) -> Config:
+    """The config of a preset or variant; options this version does not have are left out."""
+    # What is computed must not depend on how fast the machine is.
+    if preset in VARIANTS:
+        return Config.fast(fallback=False, **known_options(**VARIANTS[preset]))
+    return Config.preset(preset, fallback=False)
 
 
 def settings(preset: str, options: Options) -> list[Setting]:
@@ -96,8 +101,7 @@ def run_preset(
     device: torch.device,
 ) -> list[Run]:
     """Every budget of one preset, as streams stepped together on the same frames."""
-    # What is computed must not depend on how fast the machine is.
-    batch = StreamBatch(convert(backbone, Config.preset(made[0].preset, fallback=False)))
+    batch = StreamBatch(convert(backbone, rule_of(made[0].preset)))
     for setting in made:
         batch.join(setting.policy, setting.choose())
     streamed = Streamed(batch, "forward_features")
@@ -150,114 +154,31 @@ def skipped(dense: Run, share: float) -> Run:
     return run
 
 
-@dataclass(frozen=True)
-class Score:
-    """A setting on one sequence, or on all of them.
+@torch.no_grad()
+def run_carried(
+    backbone: nn.Module, head: PointHead, clip: Clip, share: float, device: torch.device
+) -> Run:
+    """The dense model on a share of the frames; in between its tokens move with the picture.
 
-    Attributes:
-        map50: COCO's average precision at IoU 0.5 over the frames.
-        gmacs: operations a frame, the mean over all frames, the first one included.
-        cost: the same as a share of dense.
-        updated: share of tokens updated, the mean over gates and frames.
-        flushes: frames on which everything was recomputed.
+    The head runs on every frame. Its operations are not counted, nor are those of the motion.
     """
-
-    sequence: str
-    frames: int
-    map50: float
-    gmacs: float
-    cost: float
-    updated: float
-    flushes: int
-
-
-def score(runs: Sequence[Run], dense: Sequence[Run], clips: Sequence[Clip], name: str) -> Score:
-    found = [d for run in runs for d in run.found]
-    truth = [boxes for clip in clips for boxes in clip.truth]
-    macs = sum(sum(run.macs) for run in runs)
-    return Score(
-        sequence=name,
-        frames=len(found),
-        map50=coco_map50(found, truth, CLASSES).value,
-        gmacs=macs / len(found) / 1e9,
-        cost=macs / sum(sum(run.macs) for run in dense),
-        updated=sum(sum(r.updated) for r in runs) / sum(sum(r.updated) for r in dense),
-        flushes=sum(sum(run.flushed) for run in runs),
-    )
+    macs, tokens = dense_cost(backbone, clip, device)
+    carrier, run = Carrier(clip.layout), Run([], [], [], [])
+    held: Tensor | None = None
+    for frame, due in zip(clip.frames, schedule(share), strict=False):
+        pixels = normalised(frame[None], device)
+        if held is None or due:
+            carrier.see(pixels)
+            held = backbone.forward_features(pixels)
+        else:
+            held = carrier(held, pixels)
+        run.found += detect(head, held, clip.size)
+        run.macs.append(macs if due else 0)
+        run.updated.append(float(tokens) if due else 0.0)
+        run.flushed.append(due)
+    return run
 
 
-def scores(runs: Sequence[Run], dense: Sequence[Run], clips: Sequence[Clip]) -> list[dict]:
-    """Over all sequences, then one by one."""
-    made = [score(runs, dense, clips, "all")]
-    made += [score([r], [d], [c], c.name) for r, d, c in zip(runs, dense, clips, strict=True)]
-    return [asdict(s) for s in made]
-
-
-def evaluate(
-    backbone: nn.Module,
-    head: PointHead,
-    clips: Sequence[Clip],
-    options: Options,
-    device: torch.device,
-    kept: Path,
-    clock: Clock,
-) -> list[dict[str, Any]]:
-    """Rows of the result. Finished runs are stored in a folder and not repeated."""
-    dense = [
-        stored(kept, f"dense-{c.name}", clock, lambda c=c: [run_dense(backbone, head, c, device)])[
-            0
-        ]
-        for c in clips
-    ]
-    rows = [{"preset": "dense", "policy": "", "share": 1.0, "scores": scores(dense, dense, clips)}]
-    for every in SKIPS:
-        runs = [skipped(run, 1 / every) for run in dense]
-        row = {"preset": "skip", "policy": f"every {every}", "share": 1 / every}
-        rows.append({**row, "scores": scores(runs, dense, clips)})
-    for preset in options.presets:
-        made = settings(preset, options)
-        by_clip = [
-            stored(
-                kept,
-                f"{preset}-{c.name}",
-                clock,
-                lambda c=c, m=made: run_preset(backbone, head, c, m, device),
-            )
-            for c in clips
-        ]
-        for i, setting in enumerate(made):
-            rows.append(compared(setting, [runs[i] for runs in by_clip], dense, clips, clock))
-    return rows
-
-
-def stored(folder: Path, key: str, clock: Clock, make: Callable[[], list[Run]]) -> list[Run]:
-    """Runs from their file, or made now and written to it."""
-    path = folder / f"{key}.json"
-    if path.exists():
-        return [Run.read(data) for data in json.loads(path.read_text())]
-    if clock.over():
-        raise SystemExit(f"The time is up before {key}. Start again with the same --out.")
-    runs = make()
-    files.write_json(path, [run.to_dict() for run in runs], indent=None)
-    say(clock, f"ran {key}")
-    return runs
-
-
-def compared(
-    setting: Setting,
-    runs: Sequence[Run],
-    dense: Sequence[Run],
-    clips: Sequence[Clip],
-    clock: Clock,
-) -> dict[str, Any]:
-    """The row of a setting, with the scores of frame skipping at its cost."""
-    equal = [
-        skipped(d, min(1.0, sum(r.macs) / sum(d.macs))) for r, d in zip(runs, dense, strict=True)
-    ]
-    own, skip = scores(runs, dense, clips), scores(equal, dense, clips)
-    say(
-        clock,
-        f"{setting.preset:10} {setting.policy:8} mAP50 {own[0]['map50']:.3f} at "
-        f"{own[0]['cost']:.1%} of the operations, skipping {skip[0]['map50']:.3f}",
-    )
-    return {**asdict(setting), "scores": own, "skip": skip}
+def equal_share(run: Run, dense: Run) -> float:
+    """The share of frames on which dense costs as much as a run."""
+    return min(1.0, sum(run.macs) / sum(dense.macs))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.mot15.contest import Score
+from benchmarks.mot15.scores import Score
 from benchmarks.mot15.settings import ROOT
 from eventful import files
 from eventful.bench.tables import put
@@ -24,8 +24,15 @@ COLOURS = {
     "paper": "#edae49",
     "tokenwise": "#66a182",
     "stgt": "#8d6a9f",
+    "fast-plain": "#e8a0aa",
+    "fast-context": "#b0473f",
+    "fast-motion": "#7d2e68",
+    "fast-both": "#4a0d1a",
     "skip": "#777777",
+    "skip-carried": "#222222",
 }
+SKIPS = {"skip": "dense, frames skipped", "skip-carried": "skipped, tokens carried"}
+OWN = "noise threshold"  # the presets' own policy
 LEGEND = {"loc": "outside lower center", "ncol": 9, "fontsize": 8, "frameon": False}
 
 
@@ -35,14 +42,19 @@ def write(result: dict[str, Any], folder: Path) -> None:
     where = result["origin"]
     with (folder / "results.csv").open("w", newline="") as file:
         columns = ["preset", "policy", *Score.__annotations__, "skip_map50", "skip_cost"]
+        if any("skip_carried" in row for row in result["rows"]):
+            columns.append("skip_carried_map50")
         writer = csv.DictWriter(file, [*columns, *where], lineterminator="\n")
         writer.writeheader()
         for row in result["rows"]:
             blank = [None] * len(row["scores"])
-            for mine, skip in zip(row["scores"], row.get("skip") or blank, strict=True):
+            others = row.get("skip") or blank, row.get("skip_carried") or blank
+            for mine, skip, carried in zip(row["scores"], *others, strict=True):
                 values = {"preset": row["preset"], "policy": row["policy"], **mine}
                 if skip is not None:
                     values |= {"skip_map50": skip["map50"], "skip_cost": skip["cost"]}
+                if carried is not None:
+                    values["skip_carried_map50"] = carried["map50"]
                 short = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in values.items()}
                 writer.writerow({**short, **where})
 
@@ -61,14 +73,14 @@ def draw(result: dict[str, Any], path: Path) -> None:
                 for r in mine
                 if r["policy"] != "own"
             )
-            style = {"ls": "--", "marker": "."} if preset == "skip" else {"marker": "o", "ms": 4}
-            label = "dense, frames skipped" if preset == "skip" else preset
+            style = {"ls": "--", "marker": "."} if preset in SKIPS else {"marker": "o", "ms": 4}
+            label = SKIPS.get(preset, preset)
             if line:
                 axis.plot(*zip(*line, strict=True), color=COLOURS[preset], label=label, **style)
             for row in mine:
                 if row["policy"] == "own":
                     point = (row["scores"][i]["gmacs"], row["scores"][i]["map50"])
-                    text = f"{preset}, noise threshold"
+                    text = f"{preset}, {OWN}"
                     axis.plot(*point, "*", ms=11, color=COLOURS[preset], label=text, mec="white")
         dense = result["rows"][0]["scores"][i]
         axis.plot(dense["gmacs"], dense["map50"], "ks", ms=6, label="dense")
@@ -85,16 +97,16 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Every preset and budget beside skipping at its cost; the better of the two is bold."""
+    """Every preset and budget beside skipping at its cost, plain and carried; the best is bold."""
     names = [s["sequence"] for s in result["rows"][0]["scores"]]
     head = ["preset", "tokens", "operations", *names]
     lines = [head, ["---", "---", "--:", *["--:"] * len(names)]]
     for row in result["rows"]:
-        if row["preset"] == "skip":
+        if row["preset"] in SKIPS:
             continue
-        others = row.get("skip") or [None] * len(names)
-        cells = [_pair(mine, other) for mine, other in zip(row["scores"], others, strict=True)]
-        policy = "noise threshold" if row["policy"] == "own" else row["policy"] or "all"
+        others = [row[key] for key in ("skip", "skip_carried") if row.get(key)]
+        cells = [_compared(*cell) for cell in zip(row["scores"], *others, strict=True)]
+        policy = OWN if row["policy"] == "own" else row["policy"] or "all"
         lines.append([row["preset"], policy, f"{row['scores'][0]['cost']:.1%}", *cells])
     where = result["origin"]
     source = (
@@ -105,12 +117,14 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*rows, "", source])
 
 
-def _pair(mine: dict[str, Any], other: dict[str, Any] | None) -> str:
-    own = f"{100 * mine['map50']:.1f}"
-    if other is None:
-        return own
-    skip = f"{100 * other['map50']:.1f}"
-    return f"**{own}** / {skip}" if mine["map50"] > other["map50"] else f"{own} / **{skip}**"
+def _compared(*given: dict[str, Any]) -> str:
+    """Values of mAP50 in percent, the best bold; of equal ones the last."""
+    values = [score["map50"] for score in given]
+    best = len(values) - 1 - values[::-1].index(max(values))
+    shown = [f"{100 * value:.1f}" for value in values]
+    if len(shown) > 1:
+        shown[best] = f"**{shown[best]}**"
+    return " / ".join(shown)
 
 
 def store(result: dict[str, Any], out: Path, *, publish: bool) -> None:

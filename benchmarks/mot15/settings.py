@@ -14,11 +14,23 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BACKBONE = "vit_small_patch14_dinov2"
 PATCH = 14
 SHARES = (0.03, 0.06, 0.12, 0.25)
+# Variants of `fast`. A version of eventful without one of these options runs without it.
+VARIANTS = {
+    "fast-plain": {"context": False, "motion": False},
+    "fast-context": {"context": True, "motion": False},
+    "fast-motion": {"context": False, "motion": True},
+    "fast-both": {"context": True, "motion": True},
+}
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options that change the numbers of a run."""
+    """Options that change the numbers of a run.
+
+    Attributes:
+        variants: of `fast`, by name.
+        carried: measure frame skipping with tokens that move with the picture, too.
+    """
 
     width: int = 644
     steps: int = 4000
@@ -30,6 +42,8 @@ class Options:
     sequences: tuple[str, ...] = ()
     shares: tuple[float, ...] = SHARES
     presets: tuple[str, ...] = PRESETS
+    variants: tuple[str, ...] = ()
+    carried: bool = True
     seed: int = 0
 
 
@@ -70,7 +84,8 @@ def refuse_tracked(out: Path) -> None:
         )
 
 
-def fingerprint(options: Options, weights: Path, device: str) -> str:
+def fingerprint(options: Options, weights: Path, device: str, head: Path | None = None) -> str:
     """Digest of the options; a run with other options starts anew."""
-    text = json.dumps([asdict(options), weights.stat().st_size, weights.name, device])
+    given = [asdict(options), weights.stat().st_size, weights.name, device]
+    text = json.dumps(given if head is None else [*given, files.file_digest(head)])
     return files.digest([text])[:12]

@@ -158,12 +158,13 @@ def trained(
     data: Path,
     folder: Path,
     clock: Clock,
+    given: Path | None = None,
 ) -> tuple[PointHead, dict[str, Any]]:
-    """The head of this run: from its folder if it is there, else trained now."""
+    """The head of this run: a given file, or from its folder if it is there, else trained now."""
     device = next(backbone.parameters()).device
     torch.manual_seed(options.seed)
     head = PointHead(PointHeadConfig(patch=PATCH)).to(device)
-    path = folder / "head.pt"
+    path = folder / "head.pt" if given is None else given
     if path.exists():
         saved = torch.load(path, map_location=device, weights_only=True)
         head.load_state_dict(saved["head"])

@@ -17,6 +17,8 @@ from eventful.cli.evaluate import evaluate
 from eventful.cli.options import (
     Benchmarked,
     Dtype,
+    Filmed,
+    Filming,
     Json,
     Model,
     Sizes,
@@ -259,6 +261,28 @@ def bench_runtime(
         compiled=timed.compiled, compile_mode=timed.compile_mode,
     )  # fmt: skip
     run.run_runtime(made, plan, out, as_json)
+
+
+@bench.command("video")
+@grouped
+def bench_video(
+    *,
+    what: Filmed,
+    how: Filming,
+    out: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder for JSON, CSV and pictures.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The default on your videos: cost, time and error beside dense and beside frame skipping.
+
+    Frames are read and stepped one after the other. Stress clips are generated: still, noise,
+    repeat, pan, walk, exposure, lights-off, cut, cursor, flicker, keyframes, enter.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from eventful.cli import bench_video
+
+    bench_video.run(what, how, out, as_json)
 
 
 @bench.command("plot")

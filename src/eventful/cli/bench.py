@@ -54,7 +54,7 @@ class Plan:
     def settings(self, usual: dict[str, str] = USUAL) -> Iterator[Setting]:
         """One run per model, device, dtype and batch, with all presets and budgets."""
         for device in self.devices:
-            device_type = _checked_device(device)
+            device_type = checked_device(device)
             named = self.models or ((QUICK,) if self.quick else (usual[device_type],))
             for model in named:
                 for dtype in self.dtypes:
@@ -131,6 +131,7 @@ def verify(plan: Plan, as_json: bool) -> None:
 def plot(results: Path, docs: Path, readme: Path) -> None:
     """Render pictures and tables from the CSV files into the docs and the README."""
     from eventful.bench import plots, tables
+    from eventful.bench.video.table import read_videos, videos
 
     if not results.is_dir() or not any(results.glob("*.csv")):
         raise UnsupportedError(
@@ -145,6 +146,7 @@ def plot(results: Path, docs: Path, readme: Path) -> None:
     tables.put(page, tables.pictures(growth, page), "growth")
     tables.put(page, tables.runtimes(read_runtimes(results)), "runtime")
     tables.put(page, tables.defaults(read_defaults(results)), "default")
+    tables.put(page, videos(read_videos(results)), "video")
     tables.put(page, tables.backbones(read_backbones(results)), "backbone")
     tables.put(readme, tables.short(runs))
     for path in (*made, page, readme):
@@ -166,7 +168,8 @@ def _report(
         bench_tables.show([row for rows, _ in made for row in rows], out)
 
 
-def _checked_device(device: str) -> str:
+def checked_device(device: str) -> str:
+    """The kind of a device that is there and can be timed."""
     device_type = device.partition(":")[0]
     if device_type not in USUAL:
         raise UnsupportedError(f"{device!r} cannot be timed; give --device cpu or cuda.")

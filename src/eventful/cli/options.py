@@ -163,6 +163,62 @@ class TimedSystems:
 
 
 @dataclass(frozen=True)
+class Filmed:
+    """What `eventful bench video` runs on what."""
+
+    clips: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CLIP]...",
+            help="Video files, folders of pictures, stress:NAME, or stress:NAME:FILE.",
+        ),
+    ] = None
+    model: Annotated[str, typer.Option(metavar="NAME", help="A model of timm.")] = (
+        "vit_small_patch14_dinov2"
+    )
+    weights: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Its .safetensors; random if not given.")
+    ] = None
+    labels: Annotated[
+        list[Path] | None,
+        typer.Option(
+            file_okay=False, help="A MOTChallenge sequence to run on, too; may be repeated."
+        ),
+    ] = None
+    head: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False, help="Head of `benchmarks.mot15`, for average precision on --labels."
+        ),
+    ] = None
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]SPEC",
+            help="Another config: former, fast:TopFraction(0.12), a .toml; may be repeated.",
+        ),
+    ] = None
+    size: Annotated[
+        str, typer.Option(metavar="HxW", help="Of the frames, or their longer side.")
+    ] = ""
+    frames: Annotated[int, typer.Option(min=3, help="At most so many of each clip.")] = 96
+
+
+@dataclass(frozen=True)
+class Filming:
+    """How `eventful bench video` measures."""
+
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu"
+    precision: Annotated[Dtype, typer.Option(help="Type of weights and frames.")] = Dtype.float32
+    timed: Annotated[
+        bool, typer.Option("--time/--no-time", help="Measure times, or quality alone.")
+    ] = True
+    compiled: Compiled = True
+    compile_mode: CompileMode = ""
+    seed: Annotated[int, typer.Option(help="Of the stress clips.")] = 0
+
+
+@dataclass(frozen=True)
 class TrainingFiles:
     """What `eventful train` reads and writes."""
 

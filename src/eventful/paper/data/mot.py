@@ -74,6 +74,11 @@ def open_mot(path: Path, split: str = "train", on_problem: OnProblem = stop) -> 
     return VideoSet("mot", split, "detection", ("person",), tuple(videos))
 
 
+def open_sequence(path: Path, on_problem: OnProblem = stop) -> Video:
+    """One sequence, given the folder with its `seqinfo.ini`."""
+    return _video(path, on_problem)
+
+
 def _sequences(folder: Path) -> list[Path]:
     return sorted(p.parent for p in folder.glob("*/seqinfo.ini"))
 

@@ -1,0 +1,104 @@
+"""The model of a run: a timm vision transformer that returns its tokens, at the size of a clip."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eventful.bench.video.footage import fitted_size, resized
+from eventful.errors import CheckpointError, UnsupportedError
+from eventful.surgery import libraries
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """From a frame as it is read, uint8 (3, h, w), to what the model takes, (1, 3, H, W)."""
+
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+
+    def __call__(self, frame: Tensor) -> Tensor:
+        """Resize, copy to the device, normalise there."""
+        pixels = resized(frame, self.size).to(self.device).float()[None] / 255
+        mean, std = (
+            torch.tensor(values, device=self.device).view(1, 3, 1, 1)
+            for values in (self.mean, self.std)
+        )
+        return ((pixels - mean) / std).to(self.dtype)
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A timm model with the weights to measure with.
+
+    Attributes:
+        model: returns all its tokens, (B, N, D).
+    """
+
+    name: str
+    model: Any
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+
+    def at(
+        self, original: tuple[int, int], given: str, device: str, dtype: torch.dtype
+    ) -> tuple[nn.Module, Prepare]:
+        """A copy for frames of the shape of `original`, and what prepares them.
+
+        Args:
+            given: the size asked for; see `fitted_size`.
+        """
+        patch = tuple(self.model.patch_embed.patch_size)
+        longest = max(self.model.patch_embed.img_size)
+        size = fitted_size(original, given, patch, longest)
+        model = copy.deepcopy(self.model)
+        if tuple(model.patch_embed.img_size) != size:
+            model.set_input_size(img_size=size)
+        made: nn.Module = model.to(device, dtype).eval().requires_grad_(False)
+        return made, Prepare(size, self.mean, self.std, device, dtype)
+
+
+def load_backbone(name: str, weights: Path | None) -> Backbone:
+    """A timm model by name, with random weights where no file is given.
+
+    Args:
+        name: `timm:NAME`, or the name alone.
+    """
+    timm: Any = libraries.load("timm")
+    short = name.removeprefix("timm:")
+    if not timm.is_model(short):
+        close = timm.list_models(f"*{short.split('_')[0]}*")[:8]
+        raise UnsupportedError(
+            f"timm has no model {short!r}. Some it has: {', '.join(close) or 'none'}."
+        )
+    torch.manual_seed(0)
+    model = timm.create_model(short, pretrained=False, num_classes=0).eval()
+    if not hasattr(model, "set_input_size") or not hasattr(model, "patch_embed"):
+        raise UnsupportedError(f"{short} takes one size of frame only; measure another model.")
+    if weights is not None:
+        _load(model, weights, short)
+    model.reset_classifier(0, "")  # no pooling: the model returns its tokens
+    cfg = model.pretrained_cfg
+    return Backbone(short, model, tuple(cfg["mean"]), tuple(cfg["std"]))
+
+
+def _load(model: Any, weights: Path, name: str) -> None:
+    from safetensors.torch import load_file
+
+    if not weights.is_file():
+        raise CheckpointError(f"{weights} is not there.")
+    state = {key: value.float() for key, value in load_file(str(weights)).items()}
+    missing = model.load_state_dict(state, strict=False).missing_keys
+    if missing:
+        raise CheckpointError(
+            f"{weights} lacks {len(missing)} tensors of {name}, the first {missing[0]}; give the "
+            "weights of this model."
+        )

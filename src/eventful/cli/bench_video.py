@@ -1,0 +1,243 @@
+"""`eventful bench video`: clips and labels by name, progress, tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eventful.bench.results import origin
+from eventful.bench.video import store, strip
+from eventful.bench.video.configs import parse_config
+from eventful.bench.video.footage import Footage, from_source, open_footage
+from eventful.bench.video.measure import DEFAULT, DENSE, ORACLE, Head, Tick, VideoPlan, measure
+from eventful.bench.video.model import Backbone, load_backbone
+from eventful.bench.video.rows import VideoRow
+from eventful.cli.bench import checked_device
+from eventful.cli.options import Filmed, Filming
+from eventful.config import Config
+from eventful.errors import CheckpointError, ConfigError
+from eventful.models.anchor_free import PointHead, PointHeadConfig
+from eventful.paper.data import Video
+from eventful.paper.data.mot import open_sequence
+from eventful.paper.data.records import Box
+
+LEGEND = (
+    "Updated, ops: share of tokens and operations, means over all frames. Time: total against the "
+    "fastest dense path; +read: with reading the frames. Error: of the output tokens against "
+    "dense, median and worst frame. skip: dense on fewer frames at the default's operations, "
+    "skip-time at its time; carried: held tokens move with the picture. oracle: as many tokens as "
+    "the default, the most wrong ones."
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One clip, with its labels where it has them."""
+
+    footage: Footage
+    video: Video | None = None
+
+
+def run(what: Filmed, how: Filming, out: Path | None, as_json: bool) -> None:
+    """Measure every clip, print, and write to `out` after each."""
+    checked_device(how.device)
+    jobs = [
+        Job(open_footage(name, what.frames, what.size, how.seed).first(what.frames))
+        for name in what.clips or ()
+    ]
+    for path in what.labels or ():
+        video = open_sequence(path)
+        jobs.append(Job(from_source(video.name, video.frames).first(what.frames), video))
+    jobs = _named_apart(jobs)
+    if not jobs:
+        raise ConfigError("Name a clip: a video file, stress:pan, or --labels with a sequence.")
+    backbone = load_backbone(what.model, what.weights)
+    plan = VideoPlan(
+        backbone,
+        what.size,
+        how.device,
+        how.precision.value,
+        _configs(what.config or ()),
+        how.timed,
+        how.compiled,
+        how.compile_mode,
+    )
+    point_head = None if what.head is None else _load_head(what.head, backbone, how.device)
+    where, rows = origin(how.device), []
+    for job in jobs:
+        head = None if point_head is None else _head_of(point_head, job)
+        with _progress(job.footage.name) as tick:
+            made = measure(plan, job.footage, head, tick)
+        rows += made.rows
+        if out is not None:  # after each clip: an interrupted benchmark keeps what it has
+            out.mkdir(parents=True, exist_ok=True)
+            store.write(out, rows, where)
+            strip.draw(made.rows, made.frames, out / f"{job.footage.name}.png")
+        if not as_json:
+            _show(made.rows, job.footage.about)
+    if as_json:
+        print(json.dumps([store.as_data(row, where) for row in rows]))
+    else:
+        _close(out)
+
+
+def _named_apart(jobs: Sequence[Job]) -> list[Job]:
+    """Jobs whose clips have different names, so that each has its rows and its picture."""
+    seen: dict[str, int] = {}
+    made = []
+    for job in jobs:
+        name = job.footage.name
+        seen[name] = seen.get(name, 0) + 1
+        again = name if seen[name] == 1 else f"{name}-{seen[name]}"
+        made.append(replace(job, footage=replace(job.footage, name=again)))
+    return made
+
+
+def _configs(texts: Sequence[str]) -> dict[str, Config]:
+    """Configs by name; names of other contenders are refused."""
+    made = dict(parse_config(text) for text in texts)
+    taken = {DENSE, DEFAULT, ORACLE} & set(made) | {name for name in made if name[:4] == "skip"}
+    if taken or len(made) < len(texts):
+        raise ConfigError(
+            f"Two contenders have one name ({', '.join(sorted(taken)) or 'in --config'}): write "
+            "NAME=SPEC with names of your own."
+        )
+    return made
+
+
+def _load_head(path: Path, backbone: Backbone, device: str) -> PointHead:
+    """The head that `python -m benchmarks.mot15` trains, from its `head.pt`."""
+    if not path.is_file():
+        raise CheckpointError(f"{path} is not there. `python -m benchmarks.mot15` trains a head.")
+    model: Any = backbone.model
+    head = PointHead(PointHeadConfig(model.num_features, model.patch_embed.patch_size[0]))
+    try:
+        head.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["head"])
+    except (KeyError, RuntimeError) as error:
+        first = str(error).splitlines()[0]
+        raise CheckpointError(f"{path} holds no head for {backbone.name} ({first}).") from None
+    return head.to(device).eval()
+
+
+def _head_of(head: PointHead, job: Job) -> Head | None:
+    """Detections and average precision of one labelled clip; None for one without labels."""
+    if job.video is None or job.video.boxes is None:
+        return None
+    boxes, (height, width) = job.video.boxes, job.footage.size
+    patch = head.config.patch
+
+    def detect(tokens: Tensor, size: tuple[int, int]) -> Any:
+        rows, columns = size[0] // patch, size[1] // patch
+        grid = tokens[:, tokens.shape[1] - rows * columns :].float().transpose(1, 2)
+        with torch.no_grad():
+            return head.detect(grid.unflatten(2, (rows, columns)), size)[0].boxes_on_cpu()
+
+    def score(found: Sequence[Any], size: tuple[int, int]) -> float:
+        from eventful.paper.evaluate.metrics import coco_map50
+
+        y, x = size[0] / height, size[1] / width
+        truth = [
+            [_scaled(box, x, y) for box in frame]
+            for frame in map(boxes.__getitem__, range(len(found)))
+        ]
+        return coco_map50(found, truth, ("person",)).value
+
+    return Head(detect, score)
+
+
+def _scaled(box: Box, x: float, y: float) -> Box:
+    return Box(box.x1 * x, box.y1 * y, box.x2 * x, box.y2 * y, box.label, box.track, box.ignore)
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Tick]:
+    """Progress on stderr: a bar on a terminal, otherwise one line per stage."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task(name, total=None)
+            yield lambda what, done, count: bar.update(
+                task, description=f"{name}: {what}", completed=done, total=count
+            )
+        return
+    printed: set[str] = set()
+
+    def report(what: str, done: int, count: int) -> None:
+        if what not in printed:
+            printed.add(what)
+            print(f"{name}: {what}", file=sys.stderr, flush=True)
+
+    yield report
+
+
+def _show(rows: Sequence[VideoRow], about: str) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    first, console = rows[0], Console()
+    title = f"{first.clip}, {first.model}, {first.size}, {first.tokens} tokens, " + (
+        f"{first.frames} frames, {first.precision} on {first.device}"
+    )
+    caption = f"dense: {first.dense_path}, {_number(first.dense_ms, 3)} ms" if first.ms else None
+    table = Table(
+        title=title, caption=caption, box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    columns = _columns(rows)
+    for heading in columns:
+        table.add_column(
+            heading, justify="left" if heading == "contender" else "right", no_wrap=True
+        )
+    for row in rows:
+        table.add_row(*(show(row) for show in columns.values()))
+    if about:
+        console.print(about)
+    console.print(table)
+    for note in first.notes:
+        console.print(f"[dim]{note}[/]")
+
+
+def _close(out: Path | None) -> None:
+    print(LEGEND)
+    if out is not None:
+        print(f"Rows and pictures: {out}")
+
+
+def _columns(rows: Sequence[VideoRow]) -> dict[str, Callable[[VideoRow], str]]:
+    """The columns that some row has a value for; CSV and JSON have all."""
+    columns: dict[str, Callable[[VideoRow], str]] = {
+        "contender": lambda row: row.contender,
+        "updated": lambda row: _percent(row.updated),
+        "ops": lambda row: _percent(row.operations),
+        "ms": lambda row: _number(row.ms, 3),
+        "time": lambda row: _percent(row.time),
+        "+read": lambda row: _percent(row.time_read),
+        "error": lambda row: _number(row.error, 2),
+        "worst": lambda row: _number(row.error_worst, 2),
+        "cosine": lambda row: _number(row.cosine, 3),
+        "estimate": lambda row: _number(row.estimate_rank, 2),
+        "stale": lambda row: _percent(row.stale_caught),
+        "mAP50": lambda row: _percent(row.map50),
+    }
+    return {name: show for name, show in columns.items() if any(show(row) for row in rows)}
+
+
+def _percent(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0%}" if value >= 0.0995 else f"{value:.1%}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}g}"
