@@ -64,9 +64,10 @@ def find_source(text: str | Path) -> Source:
     if scheme == "file":
         return _local(Path(unquote(urlsplit(text).path)))
     if scheme not in _SCHEMES:
+        # Without slashes, the text ahead of the colon may be a user name.
+        named = f"the scheme {scheme!r}" if "://" in text or "@" not in text else "this"
         raise ConfigError(
-            f"{without_credentials(text)}: the scheme {scheme!r} is not supported. A source is "
-            f"{_ACCEPTED}."
+            f"{without_credentials(text)}: {named} is not supported. A source is {_ACCEPTED}."
         )
     if not urlsplit(text).netloc:
         raise ConfigError(f"{without_credentials(text)} names no host. Write {scheme}://host/path.")
@@ -138,7 +139,9 @@ def _listed(address: str, folder: Path) -> Source:
 
 def _camera(name: str) -> Source:
     if not name:
-        raise ConfigError("camera: needs a number or a device, e.g. camera:0 or camera:/dev/video0.")
+        raise ConfigError(
+            "camera: needs a number or a device, e.g. camera:0 or camera:/dev/video0."
+        )
     return Source("camera", f"camera:{name}", name)
 
 

@@ -201,4 +201,3 @@ def explain_damage(source: Source, text: str) -> Exception:
         f"{source.shown} cannot be read ({text}). Check the address, the user name and password "
         "in it, and the network."
     )
-

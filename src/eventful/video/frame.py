@@ -38,12 +38,12 @@ class FrameInfo:
         key: whether it is a key frame of the video file.
     """
 
-    index: int = 0
-    time: float = 0.0
-    source: str = ""
-    original_size: tuple[int, int] = (0, 0)
-    region: Region = Region(0.0, 0.0, 0.0, 0.0)
-    key: bool = False
+    index: int
+    time: float
+    source: str
+    original_size: tuple[int, int]
+    region: Region
+    key: bool
 
 
 class Frame(torch.Tensor):
@@ -68,7 +68,7 @@ class Frame(torch.Tensor):
     infos: tuple[FrameInfo, ...]
 
     # As for torch.nn.Parameter: operations see a plain tensor.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __new__(
         cls,
@@ -82,6 +82,7 @@ class Frame(torch.Tensor):
         region: Region | None = None,
         key: bool = False,
     ) -> Frame:
+        """See the class; it is no `__init__` because the tensor itself is made here."""
         if not isinstance(pixels, Tensor) or pixels.dim() != 4:
             raise FrameError(
                 f"A Frame takes a tensor (B, 3, height, width), not {_describe(pixels)}."
@@ -107,7 +108,7 @@ class Frame(torch.Tensor):
         return self.infos[0]
 
     @property
-    def index(self) -> int:
+    def index(self) -> int:  # type: ignore[override]
         """Number of the frame in its source, from 0."""
         return self.info.index
 
@@ -154,7 +155,7 @@ class Frame(torch.Tensor):
         end = values.new_tensor([width, height] * 2)
         return ((values - start) * scale).clamp(min=torch.zeros_like(end), max=end)
 
-    def to(self, *args: Any, **kwargs: Any) -> Frame:  # type: ignore[override]
+    def to(self, *args: Any, **kwargs: Any) -> Frame:
         """As `Tensor.to`; the attributes stay, and the motion goes along to another device."""
         return self._with(super().to(*args, **kwargs))
 

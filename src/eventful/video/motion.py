@@ -47,9 +47,7 @@ def vector_grid(vectors: NDArray[Any], height: int, width: int) -> NDArray[np.fl
     return grid.reshape(2, rows, columns)
 
 
-def fitted_motion(
-    grid: NDArray[np.float32], layout: Layout, height: int, width: int
-) -> Tensor:
+def fitted_motion(grid: NDArray[np.float32], layout: Layout, height: int, width: int) -> Tensor:
     """A grid over the decoded picture as one over the delivered frame.
 
     Args:

@@ -77,7 +77,9 @@ def _of_model(model: Any) -> Normalization:
         std = says.get("std") or says.get("image_std")
         if mean is not None and std is not None:
             return Normalization(_three(mean), _three(std))
-    raise ConfigError(f"{type(model).__name__} does not say how its pictures are normalised; {_ADVICE}.")
+    raise ConfigError(
+        f"{type(model).__name__} does not say how its pictures are normalised; {_ADVICE}."
+    )
 
 
 def _settings(model: Any) -> Mapping[str, Any] | None:
@@ -118,15 +120,19 @@ def _height_width(size: Any) -> tuple[int, int] | None:
     if isinstance(size, Mapping) or hasattr(size, "height"):
         get = size.get if isinstance(size, Mapping) else lambda name: getattr(size, name, None)
         edge = get("shortest_edge")
-        pair = (edge, edge) if get("height") is None else (get("height"), get("width"))
+        pair: tuple[Any, ...] = (
+            (edge, edge) if get("height") is None else (get("height"), get("width"))
+        )
     elif isinstance(size, int):
         pair = (size, size)
     elif isinstance(size, Sequence) and len(size) in (2, 3) and not isinstance(size, str):
         pair = tuple(size[-2:])
     else:
         return None
-    good = all(isinstance(edge, int) and edge > 0 for edge in pair)
-    return (pair[0], pair[1]) if good else None
+    height, width = pair
+    if not isinstance(height, int) or not isinstance(width, int) or min(height, width) < 1:
+        return None
+    return height, width
 
 
 def _three(values: Any) -> tuple[float, ...]:

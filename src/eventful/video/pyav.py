@@ -7,6 +7,7 @@ alone and must not be a playlist; an address is read through the protocols of it
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,12 +42,11 @@ class AvDecoder:
     Args:
         timeout: seconds, to open and for each read; files have none.
         motion: whether to export motion vectors.
-        live: None to find out: cameras and RTSP are live, and HTTP without a known duration.
+        live: whether the caller wants the latest frame at once; None if the source is live, as
+            cameras, RTSP and HTTP without a known duration are.
     """
 
-    def __init__(
-        self, source: Source, *, timeout: float, motion: bool, live: bool | None
-    ) -> None:
+    def __init__(self, source: Source, *, timeout: float, motion: bool, live: bool | None) -> None:
         av = load("av")
         self._source, self._timeout, self._motion = source, timeout, motion
         self._errors = av.error
@@ -55,17 +55,15 @@ class AvDecoder:
             self._container.close()
             raise DamagedMediaError(f"{source.shown} has no video stream. Name a video.")
         self._stream = self._container.streams.video[0]
-        self._clocked = source.kind in ("camera", "rtsp") or (
+        self.live = source.kind in ("camera", "rtsp") or (
             source.kind == "http" and self._container.duration is None
         )
-        self.live = self._clocked if live is None else live
         # Threads over whole frames are faster, but hold back as many frames as there are threads.
-        self._stream.thread_type = "SLICE" if self.live else "AUTO"
+        latest = self.live if live is None else live
+        self._stream.thread_type = "SLICE" if latest else "AUTO"
         if motion:
             self._stream.codec_context.options = {"flags2": "+export_mvs"}
-        self.rate = float(
-            self._stream.average_rate or self._stream.guessed_rate or ASSUMED_RATE
-        )
+        self.rate = float(self._stream.average_rate or self._stream.guessed_rate or ASSUMED_RATE)
         self.length = self._stream.frames or None
         self.damaged = 0
         self._reformatter = load("av.video.reformatter").VideoReformatter()
@@ -79,7 +77,7 @@ class AvDecoder:
                 if origin is None:
                     origin = frame.pts
                 picture = self._picture(frame)
-                if not self._clocked:
+                if not self.live:
                     known = frame.pts is not None and origin is not None
                     tick = float(frame.time_base or self._stream.time_base)
                     picture.time = (frame.pts - origin) * tick if known else index / self.rate
@@ -95,25 +93,26 @@ class AvDecoder:
 
     def _packets(self) -> Iterator[Any]:
         """Packets of the stream; what cannot be read is skipped and counted."""
-        failures = 0
+        failures, began = 0, time.monotonic()
         while failures < _MOST_FAILURES:
             failure: Exception | None = None
             try:
                 for packet in self._container.demux(self._stream):
                     failures = 0
                     yield packet
+                    began = time.monotonic()
                 return
-            except self._errors.InvalidDataError:
-                self.damaged += 1
-                failures += 1
             except self._errors.EOFError:
                 return
             except self._errors.FFmpegError as error:
-                failure = _explain(self._source, error, self._errors, self._timeout)
+                waited = time.monotonic() - began
+                if isinstance(error, self._errors.InvalidDataError) and waited < self._timeout:
+                    self.damaged, failures = self.damaged + 1, failures + 1
+                    continue
+                failure = _explain(self._source, error, self._errors, self._timeout, waited)
                 if not self._source.remote:
                     raise failure from error
-            if failure is not None:  # outside of `except`: the first error holds the address
-                raise failure
+            raise failure  # outside of `except`: the first error holds the address
 
     def _decoded(self, packet: Any) -> Iterator[Any]:
         """Sound frames of one packet."""
@@ -161,10 +160,12 @@ def _open(av: Any, source: Source, timeout: float) -> Any:
         if source.kind == "file":
             address = f"file:{address}"  # so that no part of a name is taken for a protocol
     limits = None if source.kind == "file" else (timeout, timeout)
+    began = time.monotonic()
     try:
         return av.open(address, format=form, options=options, timeout=limits)
     except av.error.FFmpegError as error:
-        failure = _explain(source, error, av.error, timeout)
+        waited = time.monotonic() - began
+        failure = _explain(source, error, av.error, timeout, waited)
         if not source.remote:
             raise failure from error
     except ValueError as error:
@@ -183,21 +184,18 @@ def _camera(source: Source) -> tuple[str, str]:
     return f"/dev/video{name}" if name.isdigit() else name, "v4l2"
 
 
-def _explain(source: Source, error: Any, errors: Any, timeout: float) -> Exception:
+def _explain(source: Source, error: Any, errors: Any, timeout: float, waited: float) -> Exception:
     """FFmpeg's error as ours. Its own text may hold credentials; `strerror` does not."""
-    if isinstance(error, errors.ExitError | TimeoutError):
+    late = source.kind != "file" and waited > 0.9 * timeout  # FFmpeg may call it invalid data
+    if late or isinstance(error, errors.ExitError):
         return SourceError(
             f"{source.shown} sent nothing for {timeout:g} s. Check the address and the network, or "
             "pass a longer `timeout`."
         )
-    if source.kind == "file" and isinstance(error, ValueError) and not _is_invalid(error, errors):
-        return UnsupportedError(f"{source.shown} {PLAYLIST}")
+    invalid = isinstance(error, errors.InvalidDataError)
+    if source.kind == "file" and isinstance(error, ValueError) and not invalid:
+        return UnsupportedError(f"{source.shown} {PLAYLIST}")  # not on the list of formats
     return explain_damage(source, error.strerror or type(error).__name__)
-
-
-def _is_invalid(error: Any, errors: Any) -> bool:
-    """Whether the content is at fault; any other ValueError is a format that is not allowed."""
-    return isinstance(error, errors.InvalidDataError)
 
 
 def _plane(plane: Any, turns: int) -> Any:

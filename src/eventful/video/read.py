@@ -164,7 +164,7 @@ class VideoReader:
             self._decoder = self._opened()
         self._fresh, self._frames_read = False, 0
         ahead = self._ahead = Ahead(self._options.ahead, latest=self.live)
-        paced = self.live and not self._decoder.live or self._paced_file()
+        paced = self.live and not self._decoder.live  # a file, as if it came from a camera
         self._release.detach()
         self._release = weakref.finalize(self, ahead.stop)
         ahead.start(self._decoder, self._options.fitting, self.source, paced=paced)
@@ -196,10 +196,6 @@ class VideoReader:
                 del frame  # what the caller let go of must not stay in memory
         finally:
             ahead.stop()
-
-    def _paced_file(self) -> bool:
-        """Whether a file is to be read as if it came from a camera."""
-        return self.live and self._source.kind in ("file", "images")
 
     def _opened(self) -> Decoder:
         options = self._options
