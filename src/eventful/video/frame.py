@@ -30,7 +30,8 @@ class FrameInfo:
     """What is known of one frame besides its pixels.
 
     Attributes:
-        index: number of the frame in its source, from 0. Dropped frames are counted.
+        index: number of the frame in its source, from 0. Dropped frames are counted,
+            damaged ones are not.
         time: seconds from the start of the video; of a live source, seconds since it was opened.
         source: the file or address, without credentials.
         original_size: height and width before scaling.
