@@ -180,7 +180,7 @@ def test_http(tmp_path):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Quiet)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         address = f"http://127.0.0.1:{server.server_port}"
         reader = eventful.read(f"{address}/a.mp4", timeout=5)

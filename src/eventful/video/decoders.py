@@ -140,8 +140,8 @@ class CvDecoder:
     def __init__(self, source: Source) -> None:
         cv2 = load("cv2")
         camera = source.kind == "camera"
-        if not camera:
-            _refuse_list(source)
+        if not camera and is_playlist(source.address):  # OpenCV would follow it
+            raise UnsupportedError(f"{source.shown} {PLAYLIST}")
         name = source.address
         self._capture = cv2.VideoCapture(int(name) if camera and name.isdigit() else name)
         if not self._capture.isOpened():
@@ -178,12 +178,11 @@ def _array_picture(pixels: NDArray[np.uint8], time: float | None, *, key: bool) 
     return Picture(height, width, time, key, lambda rows, columns: resized(pixels, rows, columns))
 
 
-def _refuse_list(source: Source) -> None:
-    """Raise for a playlist, which OpenCV would follow to other files or addresses."""
-    with Path(source.address).open("rb") as file:
+def is_playlist(path: str) -> bool:
+    """Whether a file names other files or addresses, by its first bytes."""
+    with Path(path).open("rb") as file:
         start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
-    if start.startswith(_LIST_MARKS):
-        raise UnsupportedError(f"{source.shown} {PLAYLIST}")
+    return start.startswith(_LIST_MARKS)
 
 
 def explain_damage(source: Source, text: str) -> Exception:

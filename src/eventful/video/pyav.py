@@ -16,7 +16,13 @@ import numpy as np
 from eventful.errors import DamagedMediaError, SourceError, UnsupportedError
 from eventful.surgery.libraries import load
 from eventful.video.address import Source
-from eventful.video.decoders import ASSUMED_RATE, PLAYLIST, Picture, explain_damage
+from eventful.video.decoders import (
+    ASSUMED_RATE,
+    PLAYLIST,
+    Picture,
+    explain_damage,
+    is_playlist,
+)
 from eventful.video.fitting import Planes
 from eventful.video.motion import vector_grid
 
@@ -192,9 +198,10 @@ def _explain(source: Source, error: Any, errors: Any, timeout: float, waited: fl
             f"{source.shown} sent nothing for {timeout:g} s. Check the address and the network, or "
             "pass a longer `timeout`."
         )
-    invalid = isinstance(error, errors.InvalidDataError)
-    if source.kind == "file" and isinstance(error, ValueError) and not invalid:
-        return UnsupportedError(f"{source.shown} {PLAYLIST}")  # not on the list of formats
+    # A format that is not allowed is an invalid argument, or not recognised at all.
+    refused = isinstance(error, ValueError) and not isinstance(error, errors.InvalidDataError)
+    if source.kind == "file" and (refused or is_playlist(source.address)):
+        return UnsupportedError(f"{source.shown} {PLAYLIST}")
     return explain_damage(source, error.strerror or type(error).__name__)
 
 
