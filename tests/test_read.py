@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
@@ -358,22 +359,31 @@ def test_no_more_frames_are_held_than_asked(clip, monkeypatch):
         assert len(made) == 4
 
 
-def test_frames_are_let_go(clip):
-    import weakref
+def test_frames_are_let_go(clip, monkeypatch):
+    made = []
+    inner = ahead._prepare
 
-    kept = []
-    for frame in eventful.read(clip):
-        kept.append(weakref.ref(frame))
-        alive = sum(ref() is not None for ref in kept)
-        assert alive <= 2  # this one and the one before
+    def prepare(*args):
+        frame = inner(*args)
+        made.append(weakref.ref(frame))
+        return frame
+
+    monkeypatch.setattr(ahead, "_prepare", prepare)
+    with eventful.read(clip, ahead=2) as reader:
+        frames = iter(reader)
+        for taken in range(1, 6):
+            next(frames)  # and forget it
+            wait_for(lambda: len(made) == taken + 2)  # noqa: B023
+            assert sum(ref() is not None for ref in made) == 2
 
 
-@pytest.mark.parametrize("how", ["close", "with", "forgotten", "break"])
+@pytest.mark.parametrize("how", ["close", "with", "forgotten", "unused", "break"])
 def test_stopping_early_ends_the_thread(clip, how):
     wait_for(no_threads)
     reader = eventful.read(clip)
     frames = iter(reader)
-    next(frames)
+    if how != "unused":
+        next(frames)
     assert len(threads()) == 1
     start = time.monotonic()
     if how == "close":
@@ -384,14 +394,14 @@ def test_stopping_early_ends_the_thread(clip, how):
     elif how == "with":
         with reader:
             pass
-    elif how == "forgotten":
+    elif how in ("forgotten", "unused"):
         del reader, frames
     else:
         del frames
         for _ in reader:
             break
     wait_for(no_threads)
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 3.0
 
 
 def test_a_reader_that_was_never_used_closes(clip):
@@ -429,6 +439,18 @@ def test_damage_in_the_middle_is_skipped(clip):
     assert 20 < len(frames) < 60
     assert frames[-1].time == pytest.approx(59 / 25)  # it went on to the end
     assert len(frames) == reader.frames_read
+
+
+def test_frames_that_the_decoder_marks_as_damaged(tmp_path):
+    path = videos.pan(tmp_path / "a.ts", 60, step=(1, 2), key=10)
+    path = videos.damage(path, 0.5, 8000)
+    with av.open(str(path)) as container:
+        container.streams.video[0].thread_type = "AUTO"
+        marks = [frame.is_corrupt for frame in container.decode(video=0)]
+    assert any(marks)
+    reader = eventful.read(path)
+    assert len(list(reader)) == marks.count(False)
+    assert reader.damaged >= marks.count(True)
 
 
 def test_a_file_without_any_good_frame(clip):
@@ -494,6 +516,21 @@ def test_motion_points_to_where_the_content_was(pan):
     here = now[..., 48:64, 64:80]
     there = before[..., 48 + down : 64 + down, 64 + across : 80 + across]
     assert (here - there).abs().mean() < (here - before[..., 48:64, 64:80]).abs().mean() / 4
+
+
+def test_motion_is_not_given_after_a_b_frame(tmp_path):
+    path = videos.pan(tmp_path / "b.mp4", 24, step=(2, 4), between=2)
+    with av.open(str(path)) as container:
+        kinds = [frame.pict_type.name for frame in map(named, container.decode(video=0))]
+    assert "B" in kinds
+    frames = list(eventful.read(path, motion=True))
+    given = [frame.motion is not None for frame in frames]
+    follows = [False, *(b == "P" and a != "B" for a, b in itertools.pairwise(kinds))]
+    assert given == follows
+
+
+def named(frame):
+    return SimpleNamespace(pict_type=av.video.frame.PictureType(frame.pict_type))
 
 
 def test_motion_is_off_unless_asked(pan):

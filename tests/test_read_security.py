@@ -91,6 +91,34 @@ def test_a_playlist_at_an_address_names_no_file(target, server):
     assert len(list(eventful.read(f"http://127.0.0.1:{server.server_port}/a.ts", live=False))) == 12
 
 
+@pytest.mark.parametrize(
+    ("source", "protocols", "lists"),
+    [
+        ("{file}", {"file"}, set()),
+        ("camera:0", {"file"}, None),
+        ("http://host/a.mp4", {"http", "https", "tcp", "tls", "crypto"}, {"hls", "dash"}),
+        ("https://host/a.mp4", {"http", "https", "tcp", "tls", "crypto"}, {"hls", "dash"}),
+        ("rtsp://host/a", {"rtsp", "rtsps", "rtp", "udp", "tcp", "tls"}, set()),
+        ("rtsps://host/a", {"rtsp", "rtsps", "rtp", "udp", "tcp", "tls"}, set()),
+    ],
+)
+def test_what_ffmpeg_may_open(target, monkeypatch, source, protocols, lists):
+    given = {}
+
+    def opened(address, **options):
+        given.update(options["options"], timeout=options["timeout"])
+        raise av.error.InvalidDataError(1, "as asked", address)
+
+    monkeypatch.setattr(av, "open", opened)
+    with pytest.raises(EventfulError, match="as asked"):
+        eventful.read(source.format(file=target), timeout=3)
+    assert set(given["protocol_whitelist"].split(",")) == protocols
+    assert given["timeout"] == (None if "{" in source else (3, 3))
+    if lists is not None:
+        formats = set(given["format_whitelist"].split(","))
+        assert formats & {"hls", "dash", "concat", "sdp", "image2", "lavfi"} == lists
+
+
 @pytest.mark.parametrize("name", ["concat:a.mp4|b.mp4", "subfile,,start,0,end,9,,:a", "data:,x"])
 def test_names_that_ffmpeg_takes_for_protocols(name):
     with pytest.raises(EventfulError):

@@ -31,9 +31,15 @@ def pan(
     step: tuple[int, int] = (0, 0),
     rate: int = 25,
     key: int = 100,
+    between: int = 0,
     options: dict[str, str] | None = None,
 ) -> Path:
-    """A video of a window that moves over a picture by `step` (down, across) in each frame."""
+    """A video of a window that moves over a picture by `step` (down, across) in each frame.
+
+    Args:
+        key: frames from one key frame to the next.
+        between: the most B-frames in a row.
+    """
     import av
 
     height, width = size
@@ -42,7 +48,7 @@ def pan(
     with av.open(str(path), "w", options=options or {}) as container:
         stream = container.add_stream(codec, rate=rate, options={"preset": "fast", "crf": "10"})
         stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
-        stream.codec_context.gop_size, stream.codec_context.max_b_frames = key, 0
+        stream.codec_context.gop_size, stream.codec_context.max_b_frames = key, between
         stream.bit_rate = 2_000_000
         for t in range(frames):
             top, left = step[0] * t, step[1] * t

@@ -24,10 +24,15 @@ class Ahead:
     Args:
         room: the most frames held.
         latest: whether a new frame replaces one that nobody took; else the thread waits.
+
+    Attributes:
+        taken: frames delivered.
+        dropped: frames that were replaced.
     """
 
     def __init__(self, room: int, *, latest: bool) -> None:
-        self.room, self.latest, self.dropped = room, latest, 0
+        self.room, self.latest = room, latest
+        self.taken, self.dropped = 0, 0
         self.stopped = False
         self._ended = False
         self._error: BaseException | None = None
@@ -63,8 +68,10 @@ class Ahead:
             return not self.stopped
 
     def put(self, frame: Frame) -> None:
-        """Hand over one frame."""
+        """Hand over one frame; it is not kept if no more are wanted."""
         with self._changed:
+            if self.stopped:
+                return
             if self.latest and self._frames:
                 self.dropped += len(self._frames)
                 self._frames.clear()
@@ -78,20 +85,21 @@ class Ahead:
             self._ended, self._error = True, error
             self._changed.notify_all()
 
-    def get(self) -> Frame | None:
-        """The next frame; None at the end. Errors of the thread are raised here."""
+    def __iter__(self) -> Iterator[Frame]:
+        return self
+
+    def __next__(self) -> Frame:
+        """The next frame. Errors of the thread are raised here, after the last frame."""
         with self._changed:
             self._changed.wait_for(lambda: self._frames or self._ended or self.stopped)
-            if self.stopped:
-                return None
             if self._frames:
-                frame = self._frames.popleft()
+                self.taken += 1
                 self._changed.notify_all()
-                return frame
+                return self._frames.popleft()
             error, self._error = self._error, None
-        if error is not None:
+        if error is not None and not self.stopped:
             raise error
-        return None
+        raise StopIteration
 
     def stop(self) -> None:
         """Ask the thread to stop, and let go of the frames."""

@@ -105,7 +105,6 @@ class VideoReader:
         self._closed = False
         self._decoder = self._opened()
         self._fresh = True  # the open decoder gave no frame so far
-        self._frames_read = 0
         self._release = weakref.finalize(self, self._decoder.close)
 
     @property
@@ -126,7 +125,7 @@ class VideoReader:
     @property
     def frames_read(self) -> int:
         """Frames delivered in this iteration."""
-        return self._frames_read
+        return 0 if self._ahead is None else self._ahead.taken
 
     @property
     def dropped(self) -> int:
@@ -149,7 +148,7 @@ class VideoReader:
         return True
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{self._frames_read} frames read"
+        state = "closed" if self._closed else f"{self.frames_read} frames read"
         return f"<VideoReader {self.source}, {self.rate:g} frames/s, {state}>"
 
     def __iter__(self) -> Iterator[Frame]:
@@ -162,7 +161,7 @@ class VideoReader:
                 )
             self._stop()
             self._decoder = self._opened()
-        self._fresh, self._frames_read = False, 0
+        self._fresh = False
         ahead = self._ahead = Ahead(self._options.ahead, latest=self.live)
         paced = self.live and not self._decoder.live  # a file, as if it came from a camera
         self._release.detach()
@@ -190,10 +189,7 @@ class VideoReader:
 
     def _frames(self, ahead: Ahead) -> Iterator[Frame]:
         try:
-            while (frame := ahead.get()) is not None:
-                self._frames_read += 1
-                yield frame
-                del frame  # what the caller let go of must not stay in memory
+            yield from ahead  # not in a variable: what the caller let go of is freed
         finally:
             ahead.stop()
 
