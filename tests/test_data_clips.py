@@ -65,6 +65,15 @@ def test_every_frame_in_order(clip: Path) -> None:
     assert walked.shape == (100, 3, *miniatures.SIZE)
 
 
+@pytest.mark.parametrize("given", [(0.5, 1.0), (0.2, 1.2, 59.94), (0.0, None, 10.0)])
+def test_iterating_gives_what_reading_gives(clip: Path, given) -> None:
+    source = VideoFile(clip, *given)
+    walked = list(source)
+    assert torch.stack(walked).equal(source.read(range(len(source))))
+    assert len({frame.data_ptr() for frame in walked}) == len(walked)  # no memory is shared
+    assert all(frame.is_contiguous() for frame in walked)
+
+
 def test_frames_in_any_order_and_more_than_once(clip: Path) -> None:
     assert numbers(VideoFile(clip), [97, 3, 50, 3, 0]) == [97, 3, 50, 3, 0]
 
@@ -113,6 +122,8 @@ def test_a_hole_in_the_middle_is_damage(tmp_path: Path, clip: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(DamagedMediaError, match=r"hole.mp4"):
         VideoFile(path).read(range(100))
+    with pytest.raises(DamagedMediaError, match=r"hole.mp4"):
+        list(VideoFile(path))
 
 
 def test_images_of_two_sizes_do_not_stack(tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ class TestFrames:
             ([torch.zeros(1, 3, 8, 8)], "for frame in frames"),
             ({"pixel_values": torch.zeros(1, 3, 8, 8)}, r"stream\(\*\*inputs\)"),
             ({"gate": torch.zeros(1, 3, 8, 8)}, r"streams=list\(frames\)"),
-            ("street.mp4", "VideoFile"),
+            ("street.mp4", r"eventful\.read"),
             (torch.zeros(8, 8), r"frame\[None\]"),
         ],
         ids=["array", "picture", "list", "processor", "names", "path", "2-D"],

@@ -22,6 +22,7 @@ PUBLIC = [
     "Always",
     "Config",
     "EventfulError",
+    "Frame",
     "GateContext",
     "NoiseThreshold",
     "Policy",
@@ -35,10 +36,12 @@ PUBLIC = [
     "TopR",
     "convert",
     "inspect",
+    "read",
     "register_adapter",
     "register_policy",
     "repair_torchvision",
     "restore",
+    "stack",
     "use_backend",
 ]
 

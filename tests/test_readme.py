@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import videos
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = sorted([README, *ROOT.glob("docs/**/*.md")])
@@ -27,7 +29,10 @@ UNUSUAL = (
 )
 
 
-def test_the_ten_lines_run(capsys):
+def test_the_ten_lines_run(capsys, tmp_path, monkeypatch):
+    pytest.importorskip("av")
+    videos.pan(tmp_path / "street.mp4", 8, step=(2, 2))
+    monkeypatch.chdir(tmp_path)
     code = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL).group(1)
     assert "518" in code
     exec(compile(code.replace("518", "70"), str(README), "exec"), {})

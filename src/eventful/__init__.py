@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from eventful.surgery.inspection import inspect as inspect
     from eventful.surgery.torchvision_repair import repair_torchvision as repair_torchvision
     from eventful.tokens.selection import Selection as Selection
+    from eventful.video.frame import Frame as Frame
+    from eventful.video.frame import stack as stack
+    from eventful.video.read import read as read
 
 __version__ = "0.1.0"
 
@@ -58,6 +61,8 @@ _HOMES = {
     "tokens.selection": ("Selection",),
     "rules.record": ("StepRecord",),
     "stream": ("Stream", "StreamBatch"),
+    "video.frame": ("Frame", "stack"),
+    "video.read": ("read",),
 }
 _moved.install()
 torchvision_repair.install()

@@ -115,6 +115,10 @@ class DamagedMediaError(DataError):
     """An image or video that exists and cannot be decoded."""
 
 
+class SourceError(DataError, OSError):
+    """A camera or network address that cannot be opened, or that stopped sending."""
+
+
 class RunError(EventfulError):
     """A folder of results that belongs to another run, or lacks results that are needed."""
 

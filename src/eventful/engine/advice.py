@@ -122,7 +122,7 @@ def _instead(value: Any) -> str | None:
             "they have no batch dimension."
         )
     if isinstance(value, str | Path):
-        return "Read the frames first, e.g. with eventful.video.source.VideoFile(path)."
+        return "Read the frames first: for frame in eventful.read(path, size=...)."
     if type(value).__module__.startswith("PIL."):
         return (
             "Turn a PIL image into a tensor first: "

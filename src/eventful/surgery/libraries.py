@@ -32,6 +32,7 @@ EXTRAS = {
     "torchvision": "vision",
     "av": "video",
     "PIL": "video",
+    "cv2": "opencv",
     "matplotlib": "plot",
     "openvino": "openvino",
     "typer": "cli",

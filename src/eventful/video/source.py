@@ -100,9 +100,25 @@ class VideoFile:
         return len(self._stamps)
 
     def __iter__(self) -> Iterator[Tensor]:
-        # In parts, so that a long video is never in memory as a whole.
-        for first in range(0, len(self), _JUMP):
-            yield from self.read(range(first, min(first + _JUMP, len(self))))
+        stamps, place = self._stamps, 0
+        with _opened(self.path) as (container, stream):
+            stream.thread_type = "AUTO"
+            container.seek(stamps[0], stream=stream, backward=True)
+            for frame in container.decode(stream):
+                if frame.pts is None or frame.pts < stamps[place]:
+                    continue
+                if frame.pts > stamps[place]:
+                    break  # the frame before it is missing
+                pixels = torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
+                while place < len(stamps) and frame.pts == stamps[place]:
+                    yield pixels.clone(memory_format=torch.contiguous_format)
+                    place += 1
+                if place == len(stamps):
+                    return
+        raise DamagedMediaError(
+            f"{self.path}: frame {place} of {len(stamps)} does not decode. Fetch the file again, "
+            "or skip it."
+        )
 
     def read(self, indices: Sequence[int]) -> Tensor:
         """The frames at these positions, (T, 3, H, W) uint8 RGB."""
