@@ -38,20 +38,22 @@ def write_rows_(
     count: Tensor | None = None,
     slots: Tensor | None = None,
 ) -> None:
-    """See `reference.write_rows_`."""
+    """See `reference.write_rows_`; two buffers of the same width at a time."""
     if 0 in rows[0].shape:
         return
-    for at in range(0, len(buffers), 2):
-        a, b = buffers[at], buffers[min(at + 1, len(buffers) - 1)]
-        x, y = rows[at], rows[min(at + 1, len(rows) - 1)]
+    left = sorted(zip(buffers, rows, strict=True), key=lambda pair: pair[1].shape[-1])
+    while left:
+        (a, x), *left = left
         batch, taken, width = x.shape
+        two = bool(left) and left[0][1].shape[-1] == width
+        b, y = left.pop(0) if two else (a, x)
         none = a  # any pointer will do for an argument that is not read
         _write_rows[(taken, batch)](
             a, b, x, y,
             none if index is None else index, none if count is None else count,
             none if slots is None else slots,
             width, *a.stride()[:2], *b.stride()[:2], *x.stride()[:2], *y.stride()[:2], taken,
-            TWO=at + 1 < len(buffers), HAS_INDEX=index is not None, HAS_COUNT=count is not None,
+            TWO=two, HAS_INDEX=index is not None, HAS_COUNT=count is not None,
             HAS_SLOTS=slots is not None, WIDTH=triton.next_power_of_2(width),
             num_warps=2 if width <= 1024 else 4,
         )  # fmt: skip
