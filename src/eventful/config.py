@@ -87,6 +87,11 @@ class Context:
                 f"{self.weight!r}, {self.layers!r}. To select without it, set context=None."
             )
 
+    def spread(self, able: Sequence[int]) -> list[int]:
+        """Which of the blocks with global attention are followed: evenly spread, the last too."""
+        count = min(self.layers, len(able))
+        return [able[(k + 1) * len(able) // count - 1] for k in range(count)]
+
 
 @dataclass(frozen=True)
 class Config:

@@ -62,7 +62,7 @@ class Stream(Runner):
             frame = find_frame(self.model, args, kwargs)
             self._judge(method, frame)
             refuse_attentions(self.model, kwargs)
-            call = Call(self.model, method, args, kwargs, frame)
+            call = Call.of(self.model, method, args, kwargs, frame)
             streams = len(self._state) or frame.shape[0]
             fresh = len(self._state) == 0
             if fresh:
@@ -228,7 +228,7 @@ class StreamBatch(Runner):
                     "for each of them, and name each once."
                 )
             refuse_attentions(self.model, kwargs)
-            call = Call(self.model, method, args, kwargs, frames)
+            call = Call.of(self.model, method, args, kwargs, frames)
             rows = [self._row(name) for name in names]
             policies = [self._policies[name] for name in names]
             try:

@@ -44,6 +44,7 @@ class Operations:
     add: int = 0
     gate: int = 0
     accumulator: int = 0
+    motion: int = 0
 
     @property
     def total(self) -> int:
@@ -194,6 +195,7 @@ class BlockWork:
         windows: windows computed; None is all of them.
         rebased: query rows that `exact` recomputed for precision.
         waiting: rows that it recomputes in later steps; they cost nothing now.
+        context: changed keys whose effect on all tokens selection by context followed.
         flush: everything was computed; the other fields do not matter.
     """
 
@@ -204,6 +206,7 @@ class BlockWork:
     windows: int | None = None
     rebased: int = 0
     waiting: int = 0
+    context: int = 0
     flush: bool = False
 
     @classmethod
@@ -255,6 +258,18 @@ def count_frame_gate(tokens: int, dim: int) -> Operations:
     return Operations(gate=tokens * dim)
 
 
+def count_motion(grid_tokens: int, dim: int, carried: int) -> Operations:
+    """Finding the motion of one frame and carrying memory along it, once per step.
+
+    A comparison of two pixels is one operation. Sampling a row takes four numbers for each channel.
+
+    Args:
+        grid_tokens: tokens of the grid of patches.
+        carried: tensors of that many rows, `dim` wide, that are carried.
+    """
+    return Operations(motion=grid_tokens * (_COMPARED + 4 * dim * carried))
+
+
 def count_positions(tokens: int, dim: int) -> Operations:
     """Adding the position encoding ahead of the first block."""
     return Operations(add=tokens * dim)
@@ -287,6 +302,11 @@ def attention_bytes(heads: int, tokens: int, keys: int, itemsize: int) -> int:
     return heads * tokens * keys * itemsize
 
 
+# Pixels that `ops.match_blocks` compares for a token: 13 x 13 offsets of 8 x 8 coarse pixels, then
+# no motion and 3 x 3 offsets of 16 x 16 fine ones.
+_COMPARED = 169 * 64 + 10 * 256
+
+
 class _Rule(NamedTuple):
     """A rule without the rest of its configuration, to look counts up by."""
 
@@ -310,7 +330,7 @@ def _count(shape: BlockShape, rule: _Rule, work: BlockWork) -> Operations:
     if shape.window is not None:
         return operations + _windows(shape, _window_queries(shape, rule, work))
     if rule.attention == "query":
-        return operations + _rows(shape, work.qkv, shape.keys)
+        return operations + _rows(shape, work.qkv, shape.keys) + _context(shape, work)
     if rule.attention == "exact":
         return operations + _exact(shape, work)
     if rule.attention not in ("dense", "delta", "delta-qk", "delta-av"):
@@ -386,6 +406,18 @@ def _products(shape: BlockShape, rule: Rule, work: BlockWork) -> Operations:
             accumulator=(work.keys + 2 * tokens) * width,
         )
     return operations + Operations(matmul=(query_key + attention_value) * width)
+
+
+def _context(shape: BlockShape, work: BlockWork) -> Operations:
+    """Old and new attention of all queries over the changed keys, and the norm of what it adds."""
+    if not work.context:
+        return Operations()
+    products = Operations(
+        matmul=4 * shape.tokens * work.context * shape.width,
+        accumulator=2 * shape.tokens * shape.width,
+        gate=shape.tokens * shape.width,
+    )
+    return products + _relative(shape, shape.tokens, 2 * shape.tokens * work.context)
 
 
 def _exact(shape: BlockShape, work: BlockWork) -> Operations:

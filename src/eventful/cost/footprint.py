@@ -8,7 +8,7 @@ import torch
 
 from eventful.config import Config
 from eventful.cost.counting import BlockShape
-from eventful.ops import SAMPLE
+from eventful.ops import CELL, SAMPLE
 
 
 def state_bytes(shapes: Sequence[BlockShape], config: Config, dtype: torch.dtype) -> int:
@@ -28,7 +28,28 @@ def state_bytes(shapes: Sequence[BlockShape], config: Config, dtype: torch.dtype
         blocks
         + _gate_bytes(first, first.dim, config, dtype)
         + first.tokens * first.dim * dtype.itemsize
+        + _context_bytes(shapes, config, dtype)
+        + _motion_bytes(first, config)
     )
+
+
+def _context_bytes(shapes: Sequence[BlockShape], config: Config, dtype: torch.dtype) -> int:
+    """Queries, their log-sum-exp and the change of attention outputs, and the outputs' size."""
+    if config.context is None:
+        return 0
+    able = [i for i, shape in enumerate(shapes) if shape.window is None]
+    followed = [shapes[i] for i in config.context.spread(able)]
+    return sum(
+        shape.tokens * (2 * shape.width * dtype.itemsize + 4 * shape.heads) + 4
+        for shape in followed
+    )
+
+
+def _motion_bytes(shape: BlockShape, config: Config) -> int:
+    """The last picture in grey."""
+    if not config.motion or shape.grid is None:
+        return 0
+    return shape.grid[0] * shape.grid[1] * CELL**2 * torch.float32.itemsize
 
 
 def _gate_bytes(shape: BlockShape, dim: int, config: Config, dtype: torch.dtype) -> int:

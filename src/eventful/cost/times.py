@@ -64,6 +64,11 @@ class Costs:
         return bool(self._dense)
 
     @property
+    def dense_ms(self) -> float | None:
+        """The lowest time of a dense step; None if none was timed."""
+        return min(self._dense) if self._dense else self._first
+
+    @property
     def break_even(self) -> int:
         """Tokens up to which no eventful step was seen that is not worth it."""
         return self._break_evens()[0]

@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from eventful.errors import UnsupportedError
+from eventful.errors import FrameError, UnsupportedError
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """`model.method(*args, **kwargs)`, where one of the arguments is the frame."""
+    """`model.method(*args, **kwargs)`, where one of the arguments is the frame.
+
+    Attributes:
+        motion: (B, 2, y, x) that came with the frame, see `eventful.Frame`; None without.
+    """
 
     model: nn.Module
     method: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     frame: Tensor
+    motion: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, method: str, args: tuple[Any, ...], kwargs: dict[str, Any],
+        frame: Tensor,
+    ) -> Call:  # fmt: skip
+        """A user's call; motion comes as an attribute of the frame."""
+        motion = getattr(frame, "motion", None)
+        if motion is not None:
+            fits = isinstance(motion, Tensor) and motion.dim() == 4
+            if not fits or motion.shape[:2] != (len(frame), 2):
+                shape = tuple(motion.shape) if isinstance(motion, Tensor) else motion
+                raise FrameError(
+                    f"The motion of {len(frame)} frames is a tensor ({len(frame)}, 2, h, w) of "
+                    f"fractions of the frame, down and across; got {shape!r}."
+                )
+            motion = motion.to(frame.device)
+        return cls(model, method, args, kwargs, frame, motion)
 
     def __post_init__(self) -> None:
         if not callable(getattr(self.model, self.method, None)):
@@ -38,7 +61,12 @@ class Call:
         """The same call with another tensor in the frame's place."""
         args = tuple(frame if value is self.frame else value for value in self.args)
         named = {k: frame if v is self.frame else v for k, v in self.kwargs.items()}
-        return Call(self.model, self.method, args, named, frame)
+        return Call(self.model, self.method, args, named, frame, self.motion)
+
+    def part(self, rows: list[int]) -> Call:
+        """The same call for some of the streams."""
+        motion = None if self.motion is None else self.motion[rows]
+        return replace(self.on(self.frame[rows]), motion=motion)
 
     @property
     def repeatable(self) -> bool:

@@ -34,7 +34,8 @@ def cost_key(session: Session, frame: Tensor, batch: int, tokens: int) -> str:
         kind = frame.dtype
     parts = (
         digest(shapes)[:16],
-        f"{config.gating}/{config.attention}/{config.windows}/{config.pool}",
+        f"{config.gating}/{config.attention}/{config.windows}/{config.pool}"
+        f"/{config.context}/{config.motion}",
         machine,
         torch.__version__,
         kind,
@@ -67,6 +68,11 @@ class Fallbacks:
         if key not in costs:
             costs[key] = Costs(key, layout.tokens)
         return Fallback(costs[key])
+
+    def dense_ms(self) -> float | None:
+        """The lowest time of a dense step of these streams; None if none was timed."""
+        made = [fallback for fallback in self._made.values() if fallback is not None]
+        return made[-1].costs.dense_ms if made else None
 
     def clear(self) -> None:
         """Start over, e.g. for frames of another size; what steps cost stays known."""

@@ -152,7 +152,7 @@ class DeviceExecutor(Executor):
         for rows in passes.rows:
             some = replace(
                 request,
-                call=call.on(call.frame[rows]),
+                call=call.part(rows),
                 state=state.take(rows),
                 plan=request.plan.of_rows(rows),
                 flush=rows is passes.rows[0],

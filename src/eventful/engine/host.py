@@ -63,7 +63,7 @@ class HostExecutor(Executor):
         good = list(range(len(rows)))
         if bad:
             good = [place for place in range(len(rows)) if place not in bad]
-            rows, call = [rows[place] for place in good], call.on(call.frame[good])
+            rows, call = [rows[place] for place in good], call.part(good)
             plan = plan.of_rows(good)
         try:
             output, record = self._passes(rows, plan, call, view)
@@ -88,7 +88,7 @@ class HostExecutor(Executor):
         done = []
         for places in passes.rows:  # on copies of the state: either both passes count, or none
             part = state.take(places)
-            frames = call.on(call.frame[places])
+            frames = call.part(places)
             done.append((part, *self._pass(part, plan.of_rows(places), frames, view)))
         output = passes.join([made[1] for made in done])
         for places, (part, *_) in zip(passes.rows, done, strict=True):
@@ -112,7 +112,7 @@ class HostExecutor(Executor):
         step = Step(
             plan.config, state, plan.policies, flushing, plan.layouts, plan.maps,
             dense_if=None if fallback is None else fallback.decide,
-            constants=self._constants, structure=view.structure,
+            constants=self._constants, hint=call.motion, structure=view.structure,
         )  # fmt: skip
         clock = start_clock(call.frame.device)
         state.begin()

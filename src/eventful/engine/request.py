@@ -30,6 +30,7 @@ class StepShape(NamedTuple):
     needs: tuple[bool, bool]
     maps: bool
     call: Hashable
+    hint: tuple[int, ...] | None
     first_slot: int | None
     precision: Hashable
 
@@ -61,9 +62,10 @@ class StepRequest:
     def shape(self) -> StepShape:
         """Which recording serves it."""
         first = self.state.rows[0] if self.state.fixed else None
+        hint = None if self.call.motion is None else tuple(self.call.motion.shape)
         return StepShape(
             len(self.state.rows), self.width, self.flush, self.dense, self.resident.needs,
-            self.plan.maps, self.call.key(), first, self.plan.precision,
+            self.plan.maps, self.call.key(), hint, first, self.plan.precision,
         )  # fmt: skip
 
 

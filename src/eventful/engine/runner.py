@@ -31,6 +31,7 @@ from eventful.engine.host import HostExecutor
 from eventful.engine.launch import NotReached
 from eventful.engine.plan import StepPlan, precision
 from eventful.engine.store import store_of
+from eventful.engine.summary import Summary, Tally
 from eventful.engine.view import ModelView
 from eventful.errors import (
     ConfigError,
@@ -79,6 +80,7 @@ class Runner:
         self._executor: Executor = self._on_host(RowState(0))
         self.check = check
         self._last: Callable[[], StepRecord] | None = None
+        self._tally = Tally()
         self._signature: Signature | None = None
         self._weights = Guard(model, session)
         self._planned: tuple[Hashable, StepPlan] | None = None
@@ -129,11 +131,11 @@ class Runner:
     @property
     def last(self) -> StepRecord | None:
         """What the last step did."""
-        if self._last is None:
-            return None
-        record = self._last()
-        self._last = lambda: record
-        return record
+        return None if self._last is None else self._last()
+
+    def summary(self) -> Summary:
+        """What the steps since the start, or the last `reset`, did in sum."""
+        return self._tally.sum(self._fallbacks.dense_ms())
 
     @property
     def nbytes(self) -> int:
@@ -149,6 +151,7 @@ class Runner:
             self._fallbacks.clear()
             self._planned = None
             self._last = None
+            self._tally = Tally()
             self._steps = 0
 
     def _blank(self) -> RowState:
@@ -235,7 +238,8 @@ class Runner:
         # Attributes were looked at right before the model's code ran, so it changed them itself.
         self._weights.remember(view, ran=done.ran_model and (self._ran or not late))
         self._ran = done.ran_model
-        self._last = done.record
+        self._last = record = _once(done.record)
+        self._tally.add(record, now=self._state.reversible)
         self._steps += 1
         return done
 
@@ -349,6 +353,18 @@ class Runner:
                 f"The stream holds {describe(expected)}, this frame is {describe(signature)}. "
                 "Convert the frame, or start over with stream.reset()."
             )
+
+
+def _once(make: Callable[[], StepRecord]) -> Callable[[], StepRecord]:
+    """The same record each time, made when it is first asked for."""
+    made: list[StepRecord] = []
+
+    def get() -> StepRecord:
+        if not made:
+            made.append(make())
+        return made[0]
+
+    return get
 
 
 def _refuse_gradients(frame: Tensor) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from eventful import ops
+from eventful.engine.call import Call
 from eventful.engine.graphs import (
     Blocks,
     DifferentCall,
@@ -71,6 +72,7 @@ class ShapedStep:
     """
 
     frame: Tensor
+    hint: Tensor | None
     params: Tensor
     report: Tensor
     sound: Tensor
@@ -85,12 +87,14 @@ class ShapedStep:
 
     @classmethod
     def make(
-        cls, frame: Tensor, constants: dict[Any, Any], report_extra: Callable[[Tensor], None]
+        cls, call: Call, constants: dict[Any, Any], report_extra: Callable[[Tensor], None]
     ) -> ShapedStep:
-        """Fixed places for frames like `frame` of B streams."""
+        """Fixed places for calls like `call` on frames of B streams."""
+        frame = call.frame
         batch, device = len(frame), frame.device
         return cls(
             frame=torch.empty_like(frame, memory_format=torch.contiguous_format),
+            hint=None if call.motion is None else torch.empty_like(call.motion).contiguous(),
             params=torch.zeros(PARAMS, batch, dtype=torch.float64, device=device),
             report=torch.zeros(batch, ops.REPORT, dtype=torch.int32, device=device),
             sound=torch.zeros(batch, dtype=torch.bool, device=device),
@@ -107,6 +111,8 @@ class ShapedStep:
         """
         self._current = stream
         self.uses += 1
+        if self.hint is not None and request.call.motion is not None:
+            self.hint.copy_(request.call.motion, non_blocking=True)
         if not request.call.repeatable:
             self.waits = True
         held = self._set_params(request, host)
@@ -175,7 +181,8 @@ class ShapedStep:
         )
         return Step(
             plan.config, state, plan.policies, [request.flush or request.dense] * len(state),
-            plan.layouts, plan.maps, constants=self.constants, inputs={trunk: inputs},
+            plan.layouts, plan.maps, constants=self.constants, hint=self.hint,
+            inputs={trunk: inputs},
             structure=request.structure,
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eventful.engine.call import Call
 from eventful.engine.probe import Probe
 from eventful.engine.request import HostBuffers, Outcome, StepRequest, StepShape
 from eventful.engine.shaped import ShapedStep
@@ -70,7 +71,7 @@ class DeviceStore:
         state.fixed = len(state) >= _MANY and state.in_a_row
         shape = request.shape()
         if self._last is None or self._last[0] != shape:
-            self._last = (shape, self._shaped(shape, request.call.frame))
+            self._last = (shape, self._shaped(shape, request.call))
         shaped = self._last[1]
         return shaped.run(request, host, stream, self._memory_of_graphs)
 
@@ -84,14 +85,14 @@ class DeviceStore:
         self.constants.clear()
         self.pool.close()
 
-    def _shaped(self, shape: StepShape, frame: Tensor) -> ShapedStep:
+    def _shaped(self, shape: StepShape, call: Call) -> ShapedStep:
         """The step of one shape; the one not used for longest makes room."""
         if shape not in self.shapes:
             if len(self.shapes) >= MOST_SHAPES:
-                if frame.is_cuda:
-                    torch.cuda.synchronize(frame.device)  # it may still be running
+                if call.frame.is_cuda:
+                    torch.cuda.synchronize(call.frame.device)  # it may still be running
                 self.shapes.popitem(last=False)
-            self.shapes[shape] = ShapedStep.make(frame, self.constants, self._probe_weights)
+            self.shapes[shape] = ShapedStep.make(call, self.constants, self._probe_weights)
         self.shapes.move_to_end(shape)
         return self.shapes[shape]
 

@@ -119,6 +119,8 @@ def _whole(
         else:
             attended = attention.selected_queries(q, fresh)
         work = {"keys": attention.keys.counts}
+        if spec.followed:
+            work["context"] = attention.keys.counts
     y, normed = _add_norm(tokens, spec.project(attended), spec.project_scale, spec.norm2)
     count = chosen.counts
     _record(spec, step, {**work, "qkv": count, "projection": count, "mlp": count})

@@ -55,10 +55,12 @@ def follow_motion(step: Step, spec: BlockSpec, tokens: Tensor) -> Tensor:
     view, picture = step.views[spec.trunk], _picture(spec)
     layout, state = step.layouts[spec.trunk], step.state
     if not step.flush_all or step.inputs_of(spec.trunk, tokens).count_wanted:
+        height, width = layout.grid
+        step.record.carried[spec.trunk] = (height * width, spec.dim, 0)
         motion = ops.match_blocks(view.picture, state.raw(picture), state.slots, _hint(step, spec))
         if not state.reversible or bool(motion.any()):
             step.motions[spec.trunk] = motion
-            carry(step, spec, f"{spec.gate_name('frame')}/reference")
+        carry(step, spec, f"{spec.gate_name('frame')}/reference")
     parts = [tokens[:, : layout.prefix], view.content, tokens[:, layout.tokens - layout.suffix :]]
     return torch.cat([part for part in parts if part.shape[1]], dim=1)
 
@@ -66,6 +68,9 @@ def follow_motion(step: Step, spec: BlockSpec, tokens: Tensor) -> Tensor:
 def carry(step: Step, spec: BlockSpec, name: str) -> None:
     """Carry a tensor (B, N, D) of the state along the motion."""
     motion = step.motions.get(spec.trunk)
+    if spec.trunk in step.record.carried:  # counted whether anything moved or not, as on a device
+        size, dim, count = step.record.carried[spec.trunk]
+        step.record.carried[spec.trunk] = (size, dim, count + 1)
     if motion is None or name not in step.state:
         return
     memory, slots = step.state.held(name)

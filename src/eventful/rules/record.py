@@ -16,6 +16,7 @@ from eventful.cost.counting import (
     count_block,
     count_dense,
     count_frame_gate,
+    count_motion,
     count_positions,
 )
 from eventful.tokens.layout import TokenLayout
@@ -59,6 +60,7 @@ class StepRecord:
         blocks: by name.
         positions: (N, D) of each trunk that adds a position encoding to its tokens.
         frame_gates: (N, D) of each gate of gating `frame`.
+        carried: (h*w, D, tensors) of each trunk whose memory moves with the picture.
         layouts: token layout by trunk.
         estimates: (B,) estimated error of each stream's output in millionths, negative where it is
             not known; None where nothing is estimated.
@@ -73,6 +75,7 @@ class StepRecord:
     blocks: dict[str, BlockRecord] = field(default_factory=dict)
     positions: dict[str, tuple[int, int]] = field(default_factory=dict)
     frame_gates: list[tuple[int, int]] = field(default_factory=list)
+    carried: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     estimates: Tensor | None = None
     fallback: bool = False
     clock: Callable[[], float] = field(default=lambda: 0.0, repr=False)
@@ -193,6 +196,8 @@ class StepRecord:
         if not flush:
             for tokens, dim in self.frame_gates:
                 total = total + count_frame_gate(tokens, dim)
+            for numbers_of in self.carried.values():
+                total = total + count_motion(*numbers_of)
         return total
 
     def _positions(self) -> Operations:
@@ -244,12 +249,14 @@ def join_records(parts: list[StepRecord], places: Tensor) -> StepRecord:
         for name, block in first.blocks.items()
     }
     gated = next((p.frame_gates for p in parts if p.frame_gates), [])
+    carried = next((p.carried for p in parts if p.carried), {})
     return replace(
         first,
         flushed=[flushed[i] for i in places.tolist()],
         gates=gates,
         blocks=blocks,
         frame_gates=gated,
+        carried=carried,
         estimates=join([_estimates(part) for part in parts]),
         fallback=any(part.fallback for part in parts),
         clock=lambda: sum(part.ms for part in parts),

@@ -230,8 +230,7 @@ def _context_blocks(plan: _Plan, config: Config) -> tuple[str, ...]:
         return ()
     specs = {i: plan.adapter.spec(plan.trunk, plan.blocks[i][1]) for i in plan.chosen}
     able = [i for i, spec in specs.items() if spec.window is None]
-    count = min(config.context.layers, len(able))
-    return tuple(plan.blocks[able[(k + 1) * len(able) // count - 1]][0] for k in range(count))
+    return tuple(plan.blocks[i][0] for i in config.context.spread(able))
 
 
 def restore(model: nn.Module) -> nn.Module:

@@ -1,0 +1,125 @@
+"""What a stream's steps did in sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+
+from eventful.rules.record import STALE, StepRecord
+
+_WAITING = 512  # records of a device's steps that are kept until somebody asks
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the steps of a stream, or of a batch, did since it started.
+
+    Attributes:
+        steps: calls.
+        frames: of all streams together.
+        flushed: frames on which everything was recomputed.
+        fallbacks: steps that ran dense because that was cheaper.
+        tokens: share of the tokens updated, first frames included.
+        operations, dense_operations: counted, and what the dense model would have needed.
+        ms: median time of a step; dense_ms the lowest of a dense step, None if none was timed.
+        estimate, worst_estimate: of the error, median and largest; None where nothing estimates.
+        stale: frames whose output was marked as stale.
+        at_ceiling: steps in which more tokens wanted to pass than were let through.
+    """
+
+    steps: int = 0
+    frames: int = 0
+    flushed: int = 0
+    fallbacks: int = 0
+    tokens: float = 0.0
+    operations: int = 0
+    dense_operations: int = 0
+    ms: float = 0.0
+    dense_ms: float | None = None
+    estimate: float | None = None
+    worst_estimate: float | None = None
+    stale: int = 0
+    at_ceiling: int = 0
+
+    @property
+    def operations_saved(self) -> float:
+        """Share of the dense model's operations that was not needed."""
+        return 1 - self.operations / self.dense_operations if self.dense_operations else 0.0
+
+    @property
+    def time_saved(self) -> float | None:
+        """Share of the time of a dense step that a step does not take; None if none was timed."""
+        return None if not self.dense_ms else 1 - self.ms / self.dense_ms
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return "No frame yet."
+        lines = [
+            f"{self.frames} frames: {self.tokens:.1%} of the tokens updated, "
+            f"{self.operations_saved:.1%} of the operations saved",
+            f"{self.flushed} frames recomputed whole, {self.fallbacks} steps dense because cheaper",
+        ]
+        saved = "" if self.time_saved is None else f", {self.time_saved:.1%} less than a dense step"
+        lines.append(f"{self.ms:.3g} ms a step{saved}")
+        if self.estimate is not None:
+            lines.append(
+                f"estimated error {self.estimate:.3f}, at worst {self.worst_estimate:.3f}; "
+                f"{self.stale} frames stale"
+            )
+        if self.at_ceiling:
+            lines.append(f"{self.at_ceiling} steps at the ceiling of the policy")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+@dataclass
+class Tally:
+    """Adds up records. Those of a device are read when somebody asks: reading one waits for it."""
+
+    _waiting: list[Callable[[], StepRecord]] = field(default_factory=list)
+    _rows: list[tuple[float, ...]] = field(default_factory=list)
+    _estimates: list[float] = field(default_factory=list)
+
+    def add(self, record: Callable[[], StepRecord], *, now: bool) -> None:
+        """Note a step.
+
+        Args:
+            now: its record can be read without waiting.
+        """
+        self._waiting.append(record)
+        if now or len(self._waiting) > _WAITING:
+            self._read()
+
+    def _read(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for make in waiting:
+            record = make()
+            streams, macs = len(record.flushed), record.macs
+            self._rows.append(
+                (streams, sum(record.flushed), record.fallback, record.fraction * streams, macs,
+                 record.dense_macs, record.ms, record.at_ceiling)
+            )  # fmt: skip
+            if record.estimates is not None:
+                self._estimates += [n / 1e6 for n in record.estimates.tolist() if n >= 0]
+            elif all(record.flushed):
+                self._estimates += [0.0] * streams
+
+    def sum(self, dense_ms: float | None) -> Summary:
+        """All that was noted."""
+        self._read()
+        if not self._rows:
+            return Summary()
+        columns = list(zip(*self._rows, strict=True))
+        frames = int(sum(columns[0]))
+        known = self._estimates if any(self._estimates) else []
+        return Summary(
+            steps=len(self._rows), frames=frames, flushed=int(sum(columns[1])),
+            fallbacks=int(sum(columns[2])), tokens=sum(columns[3]) / max(frames, 1),
+            operations=int(sum(columns[4])), dense_operations=int(sum(columns[5])),
+            ms=median(columns[6]), dense_ms=dense_ms,
+            estimate=median(known) if known else None,
+            worst_estimate=max(known) if known else None,
+            stale=sum(value > STALE for value in known), at_ceiling=int(sum(columns[7])),
+        )  # fmt: skip
