@@ -181,11 +181,13 @@ def _frame(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
 
 def _choose_in_frame(spec: BlockSpec, step: Step, x: Tensor) -> tuple[Selection, Tensor | None]:
     """The tokens that pass the frame gate, and their values (B, M, D) where the gate took them."""
+    after = step.config.gate == "after-norm"
     if spec.trunk in step.views:
-        chosen = choose(step, spec, "frame", follow_motion(step, spec, x))
+        content = follow_motion(step, spec, x)
+        chosen = choose(step, spec, "frame", spec.norm1(content) if after else content)
         keep_picture(step, spec)
         return chosen, None
-    if step.config.gate == "after-norm":
+    if after:
         return choose(step, spec, "frame", spec.norm1(x)), None
     _, chosen, tokens = gate(step, spec, "frame", x)
     return chosen, tokens
