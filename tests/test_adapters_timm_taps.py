@@ -104,7 +104,7 @@ def test_a_newly_tapped_layer_flushes(tapped: Entry) -> None:
 
 def test_a_layer_tapped_now_and_then_misses_nothing(tapped: Entry) -> None:
     model = make(tapped)
-    stream = stream_of(model, Config.fast(EVERYTHING, protect=False, max_age=None))
+    stream = stream_of(model, Config.fast(EVERYTHING, protect=False, max_age=None, motion=False))
     first, second, third = moving_square(3, tapped.size, noise=0.1)
     stream.call("forward_intermediates", first, indices=[0])
     tapped.call(stream, second)
@@ -116,7 +116,7 @@ def test_a_layer_tapped_now_and_then_misses_nothing(tapped: Entry) -> None:
 
 def test_stopping_early_keeps_later_blocks_right(tapped: Entry) -> None:
     model = make(tapped)
-    stream = stream_of(model, Config.fast(EVERYTHING, protect=False, max_age=None))
+    stream = stream_of(model, Config.fast(EVERYTHING, protect=False, max_age=None, motion=False))
     first, second, third = moving_square(3, tapped.size, noise=0.1)
     for frame in (first, second):
         options = {"indices": [0], "stop_early": True, "intermediates_only": True}

@@ -116,7 +116,7 @@ def test_pick_takes_the_largest_and_counts_what_waits(backend):
         picked = ops.pick(error, rule, 2, report)
     assert picked.index.tolist() == [[0, 2]]
     assert picked.places.tolist() == [[0, -1, 1, -1, -1, -1]]
-    assert report.tolist() == [[4, 1, 0, 4, 0]]
+    assert report.tolist() == [[4, 1, 0, 4, 0, 0]]
 
 
 @backends("pick", independent=True)
@@ -132,7 +132,7 @@ def test_special_and_due_tokens_come_on_top_of_the_cap(backend):
         picked = ops.pick(error, rule, 6, report)
     assert picked.count.tolist() == [4]
     assert picked.index[0, :4].tolist() == [0, 5, 2, 3]
-    assert report.tolist() == [[6, 1, 0, 4, 0]]  # two more wanted to pass than the cap let
+    assert report.tolist() == [[6, 1, 0, 4, 0, 0]]  # two more wanted to pass than the cap let
 
 
 @backends("pick", independent=True)
@@ -157,7 +157,7 @@ def test_without_a_level_no_more_want_to_pass_than_may(backend):
     with eventful.use_backend(backend):
         picked = ops.pick(error, rule, 6, report)
     assert picked.index[0, :4].tolist() == [0, 2, 3, 4]
-    assert report.tolist() == [[4, 1, 0, 4, 0]]
+    assert report.tolist() == [[4, 1, 0, 4, 0, 0]]
 
 
 @backends("write_rows_")

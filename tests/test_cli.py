@@ -180,7 +180,7 @@ def test_inspect_reports_blocks_tokens_and_state() -> None:
     assert report["matched"] == len(report["blocks"]) == 12
     assert report["tokens"] == 4097
     assert set(report["state_bytes"]) == {"fast", "exact", "paper", "tokenwise", "stgt"}
-    assert report["state_bytes"]["fast"] <= 170e6
+    assert report["state_bytes"]["fast"] <= 205e6
     assert "torchvision" not in done.stderr
 
 

@@ -9,8 +9,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from eventful import config, policies
+from eventful import config
 from eventful.cost.counting import BlockShape, BlockWork, LinearCost
+from eventful.policies import registry
 from eventful.rules import attention
 from eventful.surgery import adapters
 from test_readme import anchors
@@ -23,7 +24,7 @@ SECTIONS = {"A policy": "Capped", "An update rule": "weights", "An adapter": "My
 def undone(monkeypatch):
     """Examples register what they define; other tests must not see it."""
     monkeypatch.setattr(adapters, "_ADAPTERS", list(adapters._ADAPTERS))
-    known = (policies._REGISTRY, attention.RULES, config._CHOICES)
+    known = (registry._REGISTRY, attention.RULES, config._CHOICES)
     with patch.dict(known[0]), patch.dict(known[1]), patch.dict(known[2]):
         yield
 

@@ -33,7 +33,7 @@ from eventful.rules import attention as attentions
 GOLDEN: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "golden" / "counts.json").read_text()
 )
-TYPES = ("linear", "bias", "matmul", "einsum", "add", "gate", "accumulator")
+TYPES = ("linear", "bias", "matmul", "einsum", "add", "gate", "accumulator", "motion")
 
 
 @dataclass(frozen=True)

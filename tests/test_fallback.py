@@ -129,7 +129,11 @@ class TestStream:
     def test_dense_steps_count_what_wanted_to_pass(self, path):
         with Machine(affine(TOKENS, overhead=40)) as machine:
             model = machine.watch(large_vit())
-            stream = Stream(eventful.convert(model, Config.fast(Threshold(2.0), scene_cut=None)))
+            stream = Stream(
+                eventful.convert(
+                    model, Config.fast(Threshold(2.0), scene_cut=None, context=None, motion=False)
+                )
+            )
             for frame in clip_of(BUSY):
                 stream(frame)
             assert stream.last.fallback
@@ -152,7 +156,9 @@ class TestStream:
         """After dense steps an eventful one has the whole last frame as its reference."""
         with Machine(affine(TOKENS, overhead=40)) as machine:
             model = machine.watch(large_vit())
-            stream = Stream(eventful.convert(model, Config.fast(Threshold(0.5), scene_cut=None)))
+            stream = Stream(
+                eventful.convert(model, Config.fast(Threshold(0.5), scene_cut=None, context=None))
+            )
             clip = clip_of(BUSY, noise=0.0)
             for frame in clip:
                 last = stream(frame)

@@ -195,7 +195,7 @@ def test_levels_come_from_every_kth_of_many_tokens(path):
     assert len(set(places)) == SAMPLE
     model = subject.make()
     policy, cut = NoiseThreshold(), SceneCut()
-    config = Config.fast(policy, scene_cut=cut, fallback=False)
+    config = Config.fast(policy, scene_cut=cut, fallback=False, motion=False)
     stream = Stream(eventful.convert(model, config), maps=True)
     noise = scene = None
     clip = clip_of([0.6, 0.1, 0.3, 0.55, 0.2, 0.45], subject.size, noise=0.1)

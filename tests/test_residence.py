@@ -170,7 +170,8 @@ def test_overflow_waits_for_the_next_frame(device):
     """A frame that wants more than the bucket holds takes the largest; the next has room."""
     torch.manual_seed(7)
     size = (64, 64)  # 8 x 8 patches and a class token
-    config = Config.fast(Threshold(0.5), scene_cut=None, max_age=None, protect=False)
+    options = {"scene_cut": None, "max_age": None, "protect": False, "context": None}
+    config = Config.fast(Threshold(0.5), **options)
     model = eventful.convert(zoo_timm.plain(img_size=size)().to(device), config)
     still = moving_square(1, size)[0]
     changed = still.clone()

@@ -298,12 +298,12 @@ class TestRecords:
                     stream(frame.to(dtype))
                 assert stream.nbytes == pytest.approx(foretold[preset], rel=0.1), preset
 
-    def test_vit_b_at_1024_px_in_bf16_fits_in_170_mb(self):
+    def test_vit_b_at_1024_px_in_bf16_fits_in_205_mb(self):
         timm = eventful_load("timm")
         with torch.device("meta"):
             model = timm.create_model("vit_base_patch16_224").to(torch.bfloat16)
         report = eventful.inspect(model, 1024)
-        assert report.state_bytes["fast"] <= 170e6
+        assert report.state_bytes["fast"] <= 205e6
         assert report.matched == 12
 
     def test_flush_and_reset(self):

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from eventful import files
-from eventful.config import PRESETS
+from eventful.config import PRESETS, Context
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BACKBONE = "vit_small_patch14_dinov2"
@@ -16,10 +16,10 @@ PATCH = 14
 SHARES = (0.03, 0.06, 0.12, 0.25)
 # Variants of `fast`. A version of eventful without one of these options runs without it.
 VARIANTS = {
-    "fast-plain": {"context": False, "motion": False},
-    "fast-context": {"context": True, "motion": False},
-    "fast-motion": {"context": False, "motion": True},
-    "fast-both": {"context": True, "motion": True},
+    "fast-plain": {"context": None, "motion": False},
+    "fast-context": {"context": Context(), "motion": False},
+    "fast-motion": {"context": None, "motion": True},
+    "fast-both": {"context": Context(), "motion": True},
 }
 
 

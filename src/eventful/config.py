@@ -192,6 +192,8 @@ class Config:
             "motion": True,
             "fallback": True,
         }
+        if options.get("gating", "frame") != "frame":  # they look at the frame's tokens alone
+            defaults |= {"context": None, "motion": False}
         chosen = FollowScene() if policy is None else policy
         return cls._made("fast", chosen, defaults, options)
 

@@ -9,6 +9,7 @@ memory, so queries, keys and values of those are the remembered ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -80,8 +81,11 @@ def check_dense(
 
 
 def check_steady(setting: Setting, model: nn.Module, r: int, frames: Sequence[Tensor]) -> None:
-    """Each step of `fast` selects what changed most, updates it by the rule, keeps the rest."""
-    config = setting.config("fast", r)
+    """Each step of `fast` selects what changed most, updates it by the rule, keeps the rest.
+
+    Without context and motion, which rank and move tokens in ways of their own.
+    """
+    config = replace(setting.config("fast", r), context=None, motion=False)
     stream = open_stream(model, config, setting.batch, maps=True)
     rule = RememberedTokens(model)
     for number, frame in enumerate(frames):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
+from eventful.errors import ConfigError
 from eventful.rules.record import STALE, StepRecord
 
 _WAITING = 512  # records of a device's steps that are kept until somebody asks
@@ -21,7 +22,8 @@ class Summary:
         flushed: frames on which everything was recomputed.
         fallbacks: steps that ran dense because that was cheaper.
         tokens: share of the tokens updated, first frames included.
-        operations, dense_operations: counted, and what the dense model would have needed.
+        operations, dense_operations: counted, and what the dense model would have needed; 0 where
+            the rule is not counted.
         ms: median time of a step; dense_ms the lowest of a dense step, None if none was timed.
         estimate, worst_estimate: of the error, median and largest; None where nothing estimates.
         stale: frames whose output was marked as stale.
@@ -96,10 +98,14 @@ class Tally:
         waiting, self._waiting = self._waiting, []
         for make in waiting:
             record = make()
-            streams, macs = len(record.flushed), record.macs
+            streams = len(record.flushed)
+            try:
+                operations = (record.macs, record.dense_macs)
+            except ConfigError:  # a rule of the user's own that is not counted
+                operations = (0, 0)
             self._rows.append(
-                (streams, sum(record.flushed), record.fallback, record.fraction * streams, macs,
-                 record.dense_macs, record.ms, record.at_ceiling)
+                (streams, sum(record.flushed), record.fallback, record.fraction * streams,
+                 *operations, record.ms, record.at_ceiling)
             )  # fmt: skip
             if record.estimates is not None:
                 self._estimates += [n / 1e6 for n in record.estimates.tolist() if n >= 0]

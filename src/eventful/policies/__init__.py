@@ -23,6 +23,7 @@ from eventful.policies.kinds import (
 )
 from eventful.policies.registry import policy_from_dict, policy_to_dict, register_policy
 from eventful.policies.streams import memory_scope, select_by_stream
+from eventful.tokens.selection import Selection
 
 __all__ = [
     "Always",
@@ -30,6 +31,7 @@ __all__ = [
     "GateContext",
     "NoiseThreshold",
     "Policy",
+    "Selection",
     "SelectionParams",
     "Threshold",
     "TopFraction",

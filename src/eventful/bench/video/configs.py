@@ -24,13 +24,13 @@ def known_options(**options: Any) -> dict[str, Any]:
 
 def plain_config(policy: Policy | None, **options: Any) -> Config:
     """The plain frame rule: no selection by context, no motion, nothing refreshed by itself."""
-    usual = known_options(context=False, motion=False, max_age=None, scene_cut=None, fallback=False)
+    usual = known_options(context=None, motion=False, max_age=None, scene_cut=None, fallback=False)
     return Config.fast(policy, **{**usual, **options})
 
 
 def former_default() -> Config:
     """The default before selection by context and motion came."""
-    return Config.fast(NoiseThreshold(), **known_options(context=False, motion=False))
+    return Config.fast(NoiseThreshold(), **known_options(context=None, motion=False))
 
 
 def parse_config(text: str) -> tuple[str, Config]:
