@@ -11,6 +11,7 @@ import torch
 
 import eventful
 import test_context_ops  # noqa: F401 - what it compares counts here too
+import test_score_ops  # noqa: F401
 from backends import (  # noqa: F401
     COMPARED,
     DEVICE,
@@ -116,7 +117,7 @@ def test_pick_takes_the_largest_and_counts_what_waits(backend):
         picked = ops.pick(error, rule, 2, report)
     assert picked.index.tolist() == [[0, 2]]
     assert picked.places.tolist() == [[0, -1, 1, -1, -1, -1]]
-    assert report.tolist() == [[4, 1, 0, 4, 0]]
+    assert report.tolist() == [[4, 1, 0, 4, 0, 0]]
 
 
 @backends("pick", independent=True)
@@ -132,7 +133,7 @@ def test_special_and_due_tokens_come_on_top_of_the_cap(backend):
         picked = ops.pick(error, rule, 6, report)
     assert picked.count.tolist() == [4]
     assert picked.index[0, :4].tolist() == [0, 5, 2, 3]
-    assert report.tolist() == [[6, 1, 0, 4, 0]]  # two more wanted to pass than the cap let
+    assert report.tolist() == [[6, 1, 0, 4, 0, 0]]  # two more wanted to pass than the cap let
 
 
 @backends("pick", independent=True)
@@ -140,11 +141,13 @@ def test_a_later_gate_lets_nothing_through_after_a_bad_frame(backend):
     error = torch.tensor([[5.0, 1.0, 4.0], [5.0, 1.0, 4.0]], device=DEVICE)
     level, cap = torch.zeros(2, device=DEVICE), torch.full((2,), 2, device=DEVICE)
     rule = ops.PickRule(level, cap, prefix=1, leading=False)
-    report = torch.tensor([[3, 1, 0, 1, 0], [3, 0, 0, 1, 0]], dtype=torch.int32, device=DEVICE)
+    report = torch.tensor(
+        [[3, 1, 0, 1, 0, 0], [3, 0, 0, 1, 0, 0]], dtype=torch.int32, device=DEVICE
+    )
     with eventful.use_backend(backend):
         picked = ops.pick(error, rule, 3, report)
     assert picked.count.tolist() == [3, 0]
-    assert report.tolist() == [[3, 1, 0, 3, 0], [3, 0, 0, 1, 0]]
+    assert report.tolist() == [[3, 1, 0, 3, 0, 0], [3, 0, 0, 1, 0, 0]]
 
 
 @backends("pick", independent=True)
@@ -157,7 +160,7 @@ def test_without_a_level_no_more_want_to_pass_than_may(backend):
     with eventful.use_backend(backend):
         picked = ops.pick(error, rule, 6, report)
     assert picked.index[0, :4].tolist() == [0, 2, 3, 4]
-    assert report.tolist() == [[4, 1, 0, 4, 0]]
+    assert report.tolist() == [[4, 1, 0, 4, 0, 0]]
 
 
 @backends("write_rows_")
