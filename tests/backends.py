@@ -20,7 +20,14 @@ KINDS = [torch.float32] if DEVICE == "cpu" else [torch.float32, torch.bfloat16]
 # function with itself shows nothing.
 OWN = {name for name in eager.__all__ if getattr(eager, name) is not getattr(reference, name)}
 # On other devices eager calls the reference.
-ONLY_ON_CPU = {"add_context_", "attend_partial", "carry", "error_norm", "match_blocks", "row_norm"}
+ONLY_ON_CPU = {
+    "add_context_",
+    "attend_partial",
+    "carry",
+    "error_norm",
+    "frame_score",
+    "match_blocks",
+}
 MOTION = {"carry", "match_blocks"}  # compared in test_motion_ops.py
 COMPARED: set[str] = set()  # operations of eager that a test of this process compares
 

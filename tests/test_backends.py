@@ -11,6 +11,7 @@ import torch
 
 import eventful
 import test_context_ops  # noqa: F401 - what it compares counts here too
+import test_score_ops  # noqa: F401
 from backends import (  # noqa: F401
     COMPARED,
     DEVICE,
@@ -140,11 +141,13 @@ def test_a_later_gate_lets_nothing_through_after_a_bad_frame(backend):
     error = torch.tensor([[5.0, 1.0, 4.0], [5.0, 1.0, 4.0]], device=DEVICE)
     level, cap = torch.zeros(2, device=DEVICE), torch.full((2,), 2, device=DEVICE)
     rule = ops.PickRule(level, cap, prefix=1, leading=False)
-    report = torch.tensor([[3, 1, 0, 1, 0], [3, 0, 0, 1, 0]], dtype=torch.int32, device=DEVICE)
+    report = torch.tensor(
+        [[3, 1, 0, 1, 0, 0], [3, 0, 0, 1, 0, 0]], dtype=torch.int32, device=DEVICE
+    )
     with eventful.use_backend(backend):
         picked = ops.pick(error, rule, 3, report)
     assert picked.count.tolist() == [3, 0]
-    assert report.tolist() == [[3, 1, 0, 3, 0], [3, 0, 0, 1, 0]]
+    assert report.tolist() == [[3, 1, 0, 3, 0, 0], [3, 0, 0, 1, 0, 0]]
 
 
 @backends("pick", independent=True)

@@ -336,19 +336,31 @@ class TestAttendLse:
         close(lse, scores.logsumexp(dim=-1), kind)
 
 
-@backends("row_norm", independent=True)
+@backends("write_rows_", independent=True)
 @half
-@pytest.mark.parametrize(
-    ("slots", "tokens", "width"), [(5, 33, 48), (5, 300, 7), also(6, 128, 130)]
-)
-@pytest.mark.parametrize("slotted", [True, False])
-def test_row_norm(backend, kind, slots, tokens, width, slotted, poison):
-    memory = make(slots, tokens, width, kind=kind)
-    own = memory[SLOTS] if slotted else memory
+def test_rows_of_different_widths_are_written_in_place_alone(backend, kind):
+    """As the parts of a context are: what lies around and between the written rows stays."""
+    tokens, taken, guard = 9, 4, 256
+    index, slots = tokens_of(3, taken, tokens), torch.tensor([2, 0, 3], device=DEVICE)
+    count = torch.tensor([taken, 0, 2], device=DEVICE)
+    around, buffers, rows = [], [], []
+    for seed, width in enumerate((64, 2, 64)):
+        size = 4 * tokens * width
+        around.append(torch.full((size + 2 * guard,), 7.0, dtype=kind, device=DEVICE))
+        buffers.append(around[-1][guard : guard + size].view(4, tokens, width))
+        rows.append(make(3, taken, width, kind=kind, seed=seed))
+    expected = [whole.clone() for whole in around]
+    for whole, values in zip(expected, rows, strict=True):
+        width = values.shape[-1]
+        for stream, valid in enumerate(count.tolist()):
+            for row in range(valid):
+                place = int(slots[stream]) * tokens + int(index[stream, row])
+                start = guard + place * width
+                whole[start : start + width] = values[stream, row]
     with eventful.use_backend(backend):
-        found = ops.row_norm(memory, SLOTS if slotted else None)
-    assert found.dtype == torch.float32
-    close(found, own.double().square().sum(dim=-1).sqrt(), torch.float32)
+        ops.write_rows_(tuple(buffers), tuple(rows), index, count, slots)
+    for found, whole in zip(around, expected, strict=True):
+        assert torch.equal(found, whole)
 
 
 @pytest.mark.skipif(not TRITON, reason="needs CUDA or TRITON_INTERPRET=1")

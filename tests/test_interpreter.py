@@ -23,6 +23,8 @@ FILES = (
     "test_context_ops.py",
     "test_motion_ops.py",
     "test_pick_floor.py",
+    "test_score_ops.py",
+    "test_triton_step.py",
 )
 
 pytestmark = pytest.mark.skipif(backends.TRITON, reason="the tests run the kernels in this process")

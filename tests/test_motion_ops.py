@@ -377,7 +377,7 @@ def test_lost_tokens_are_those_from_outside():
     motion[0, 1, 0] = torch.tensor([0.0, 0.625])
     motion[0, 1, 1] = torch.tensor([0.625, 0.0])
     motion[0, 1, 2] = float("nan")
-    assert ops.lost_tokens(motion).tolist() == [[False, True, True, False, True, False]]
+    assert reference.lost_tokens(motion).tolist() == [[False, True, True, False, True, False]]
 
 
 # On a device.

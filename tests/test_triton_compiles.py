@@ -27,6 +27,7 @@ from eventful.ops.triton import (  # noqa: E402
     interpreted,
     motion,
     rows,
+    scores,
     tiles,
     windows,
 )
@@ -107,7 +108,6 @@ def test_gates_and_rows(compiled):
     tokens, width = make(1, 4097, 768), make(768)
     selected, norm = make(1, 512, 768), ops.LayerNorm(width, width, 1e-6)
     gates.error_norm(tokens, tokens, 2.0, SLOTS)
-    gates.row_norm(tokens, SLOTS)
     exact.gate_error(tokens, tokens, SLOTS, norm, tokens)
     exact.gate_error(tokens.float(), tokens, SLOTS, stored=True)
     exact.gate_rows(tokens, tokens, INDEX, COUNT, SLOTS, norm)
@@ -117,7 +117,7 @@ def test_gates_and_rows(compiled):
     rows.write_rows_((tokens, tokens), (selected, selected), INDEX, COUNT, SLOTS)
     rows.swap_rows_((tokens, tokens), (selected, selected), INDEX, COUNT, SLOTS)
     rows.take_slots(tokens, SLOTS)
-    assert len(compiled) == 11
+    assert len(compiled) == 10
 
 
 @pytest.mark.parametrize("form", ["plain", "slots", "hint"])
@@ -128,6 +128,29 @@ def test_motion(compiled, form):
     motion.match_blocks(picture, picture, slots, moves if form == "hint" else None)
     motion.carry(make(1, 4097, 768), moves, 1, slots)
     assert compiled == ["_prepare_pictures", "_match_blocks", "_carry"]
+
+
+@pytest.mark.parametrize("layers", [0, 3, 8])
+@pytest.mark.parametrize("slots", [SLOTS, None], ids=["slots", "rows"])
+def test_frame_score(compiled, layers, slots):
+    error, changes = torch.zeros(1, 4097), (make(1, 4097, 768),) * layers
+    sizes, moves = (torch.zeros(1),) * layers, torch.zeros(1, 64, 64, 2)
+    scores.frame_score(error, torch.zeros(1), changes, sizes, 3.0, moves, 1, slots)
+    if layers:
+        scores.frame_score(error, torch.zeros(1), changes, sizes, 3.0, None, 1, slots)
+    assert compiled == ["_frame_score"] * (2 if layers else 1)
+
+
+@pytest.mark.parametrize("slots", [SLOTS, None], ids=["slots", "rows"])
+@pytest.mark.parametrize("count", [COUNT, None], ids=["counts", "all"])
+def test_estimate(compiled, slots, count):
+    picked = ops.Picked(INDEX, COUNT, torch.zeros(1, 4097, dtype=torch.int32))
+    report, one = torch.zeros(1, ops.REPORT, dtype=torch.int32), torch.zeros(1)
+    scores.estimate_error_(torch.zeros(1, 4097), one, picked, one, COUNT, one, slots, report)
+    memory = make(1, 4097, 768)
+    scores.follow_change_(one, make(1, 512, 768), memory, INDEX, count, slots)
+    scores.follow_change_(one, make(1, 1, 768), memory, INDEX[:, :1], count, slots)
+    assert compiled == ["_estimate_error", *["_change_of_rows", "_follow_change"] * 2]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from eventful.ops.reference import (
     CELL,
     REPORT,
     SAMPLE,
+    UNIT,
     ContextMemory,
     ExactMemory,
     LayerNorm,
@@ -18,7 +19,6 @@ from eventful.ops.reference import (
     indices_of,
     join_heads,
     logits,
-    lost_tokens,
     merge_partial,
     sample,
     scatter_,
@@ -37,8 +37,12 @@ attend_lse = operation(_reference.attend_lse)
 attend_partial = operation(_reference.attend_partial)
 attend_windows = operation(_reference.attend_windows)
 carry = operation(_reference.carry)
+contrast = operation(_reference.contrast)
 error_norm = operation(_reference.error_norm)
+estimate_error_ = operation(_reference.estimate_error_)
 exchange_ = operation(_reference.exchange_)
+follow_change_ = operation(_reference.follow_change_)
+frame_score = operation(_reference.frame_score)
 gate_error = operation(_reference.gate_error)
 gate_rows = operation(_reference.gate_rows)
 grey_picture = operation(_reference.grey_picture)
@@ -46,7 +50,6 @@ match_blocks = operation(_reference.match_blocks)
 pick = operation(_reference.pick)
 recompute_ = operation(_reference.recompute_)
 relative_logits = operation(_reference.relative_logits)
-row_norm = operation(_reference.row_norm)
 swap_rows_ = operation(_reference.swap_rows_)
 take_slots = operation(_reference.take_slots)
 write_rows_ = operation(_reference.write_rows_)
@@ -56,6 +59,7 @@ __all__ = [
     "CELL",
     "REPORT",
     "SAMPLE",
+    "UNIT",
     "ContextMemory",
     "ExactMemory",
     "LayerNorm",
@@ -71,10 +75,14 @@ __all__ = [
     "attend_partial",
     "attend_windows",
     "carry",
+    "contrast",
     "error_norm",
+    "estimate_error_",
     "exchange_",
+    "follow_change_",
     "follow_level",
     "forced_backend",
+    "frame_score",
     "gate_error",
     "gate_rows",
     "gather",
@@ -83,14 +91,12 @@ __all__ = [
     "indices_of",
     "join_heads",
     "logits",
-    "lost_tokens",
     "match_blocks",
     "merge_partial",
     "operation",
     "pick",
     "recompute_",
     "relative_logits",
-    "row_norm",
     "sample",
     "scatter_",
     "scratch",

@@ -18,6 +18,9 @@ from eventful.ops.reference import (
     WindowGrid,
     add_held,
     add_norm,
+    contrast,
+    estimate_error_,
+    follow_change_,
     gather,
     grey_picture,
     join_heads,
@@ -38,8 +41,12 @@ __all__ = [
     "attend_partial",
     "attend_windows",
     "carry",
+    "contrast",
     "error_norm",
+    "estimate_error_",
     "exchange_",
+    "follow_change_",
+    "frame_score",
     "gate_error",
     "gate_rows",
     "grey_picture",
@@ -47,7 +54,6 @@ __all__ = [
     "pick",
     "recompute_",
     "relative_logits",
-    "row_norm",
     "swap_rows_",
     "take_slots",
     "write_rows_",
@@ -71,12 +77,12 @@ def error_norm(
     return norms
 
 
-def row_norm(memory: Tensor, slots: Tensor | None = None) -> Tensor:
+def _row_norm(memory: Tensor, slots: Tensor | None = None) -> Tensor:
     """See `reference.row_norm`; on a CPU without a copy of the memory, in fp32 or as it is."""
     if memory.device.type != "cpu":
         return reference.row_norm(memory, slots)
     if slots is not None:
-        streams = [row_norm(memory[slot : slot + 1]) for slot in slots.tolist()]
+        streams = [_row_norm(memory[slot : slot + 1]) for slot in slots.tolist()]
         return torch.cat(streams) if streams else memory.new_zeros(0, memory.shape[1]).float()
     if memory.dtype == torch.float32:
         return reference.row_norm(memory)
@@ -85,6 +91,22 @@ def row_norm(memory: Tensor, slots: Tensor | None = None) -> Tensor:
         part = slice(start, start + _CHUNK)
         norms[:, part] = reference.row_norm(memory[:, part])
     return norms
+
+
+def frame_score(
+    error: Tensor,
+    contrast: Tensor,
+    changes: tuple[Tensor, ...],
+    sizes: tuple[Tensor, ...],
+    weight: float,
+    motion: Tensor | None,
+    prefix: int,
+    slots: Tensor | None,
+) -> Tensor:
+    """See `reference.frame_score`; the norms of changes without a copy of the memories."""
+    norms = [_row_norm(change, slots) for change in changes]
+    held = [reference.held(size, slots) for size in sizes]
+    return reference.score_of(error, contrast, norms, held, weight, motion, prefix)
 
 
 def pick(error: Tensor, rule: PickRule, width: int | None, report: Tensor) -> Picked:

@@ -7,6 +7,8 @@ output that the new keys and values cause, until the token is updated itself.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -59,19 +61,28 @@ def _keep_size(step: Step, spec: BlockSpec, attended: Tensor) -> None:
     step.state.fill(name, size, owned=True)
 
 
-def with_context(step: Step, spec: BlockSpec, error: Tensor, contrast: Tensor) -> Tensor:
-    """Errors (B, N) at the frame gate with what the context adds to them.
+@dataclass(frozen=True, eq=False)
+class ContextChange:
+    """What the context adds to the errors at a frame gate, see `ops.frame_score`.
 
-    Args:
-        contrast: (B,) of the tokens: the error that counts as much as a change of attention
-            outputs by 1 / weight of their size.
+    Attributes:
+        changes: (S, N, W) of each layer that is followed.
+        sizes: (S,) of each.
+        weight: of their mean.
     """
-    context, names = step.config.context, spec.context
-    if context is None or not names:
-        return error
-    state, total = step.state, torch.zeros_like(error)
-    for name in names:
-        change = ops.row_norm(*state.held(f"{name}/change"))
-        total = total + change / state[f"{name}/size"].clamp_min(1e-12)[:, None]
-    caused = total * (context.weight / len(names) * contrast[:, None])
-    return torch.hypot(error, caused)
+
+    changes: tuple[Tensor, ...] = ()
+    sizes: tuple[Tensor, ...] = ()
+    weight: float = 0.0
+
+    @classmethod
+    def of(cls, step: Step, spec: BlockSpec) -> ContextChange:
+        """Of the trunk of a frame gate; nothing where no context is followed."""
+        context, state = step.config.context, step.state
+        if context is None or not spec.context:
+            return cls()
+        changes, sizes = (
+            tuple(state.raw(f"{name}/{kind}") for name in spec.context)
+            for kind in ("change", "size")
+        )
+        return cls(changes, sizes, context.weight)

@@ -18,18 +18,15 @@ from eventful import ops
 from eventful.cost.fallback import Demand
 from eventful.errors import NonFiniteError
 from eventful.policies import params_of, refresh_period
-from eventful.rules.context import with_context
-from eventful.rules.estimate import estimate
-from eventful.rules.levels import Levels, Seen, contrast_of, levels_of
-from eventful.rules.motion import lost_tokens
+from eventful.rules.context import ContextChange
+from eventful.rules.estimate import report_estimate
+from eventful.rules.levels import Levels, Seen, levels_of
 from eventful.rules.own_policies import select_by_policies
-from eventful.rules.record import UNIT
 from eventful.rules.spec import BlockSpec, is_layer_norm
 from eventful.rules.step import Gate, Step
 from eventful.tokens.selection import Selection
 
 UNCOUNTED = -1  # in a report: a flush has no memory to count the wanted tokens against
-LOST = 4.0  # times the contrast: added to the error of tokens whose content is new
 
 
 def gate(
@@ -97,10 +94,10 @@ def _measure(this: Gate, tokens: Tensor, norm: ops.LayerNorm | None, stored: boo
         return few if norm is None else norm.apply(few)
 
     patches = tokens[:, layout.prefix : layout.tokens - layout.suffix]
-    return Seen(
-        drawn(tokens) if this.samples else None,
-        contrast_of(drawn(patches)) if this.wants_contrast else None,
-    )
+    contrast = None
+    if this.wants_contrast:
+        contrast = ops.contrast(drawn(patches) if stored or norm is not None else patches)
+    return Seen(drawn(tokens) if this.samples else None, contrast)
 
 
 def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection:
@@ -119,7 +116,7 @@ def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection
     compares = not step.flush_all or (this.leading and this.inputs.count_wanted)
     seen = Seen(
         ops.sample(current) if this.samples else None,
-        contrast_of(ops.sample(patches)) if compares and this.wants_contrast else None,
+        ops.contrast(patches) if compares and this.wants_contrast else None,
     )
     scores: dict[float, Tensor] = {}
     if compares:
@@ -152,10 +149,14 @@ def _scores(this: Gate, errors: dict[float, Tensor], seen: Seen) -> dict[float, 
     step, spec, contrast = this.step, this.spec, seen.contrast
     if this.kind != "frame" or contrast is None:
         return errors
-    lost = lost_tokens(step, spec)
-    if lost is not None:
-        errors = {order: e + lost * (LOST * contrast[:, None]) for order, e in errors.items()}
-    return {order: with_context(step, spec, e, contrast) for order, e in errors.items()}
+    context, motion = ContextChange.of(step, spec), step.motions.get(spec.trunk)
+    prefix, slots = step.layouts[spec.trunk].prefix, step.state.slots
+    return {
+        order: ops.frame_score(
+            error, contrast, context.changes, context.sizes, context.weight, motion, prefix, slots
+        )
+        for order, error in errors.items()
+    }
 
 
 def _flush(this: Gate, current: Tensor) -> Selection:
@@ -199,7 +200,10 @@ def _select(this: Gate, errors: dict[float, Tensor], seen: Seen, plain: Tensor |
         assert plain is not None
         _cut_by_l2(this, plain, levels.contrast)
     if this.leading and not inputs.count_wanted:
-        _report_estimate(this, picked, error, seen)
+        if this.kind == "frame" and seen.contrast is not None and not inputs.own_policies:
+            report_estimate(this, picked, error, seen.contrast)
+        else:
+            inputs.report[:, 5] = UNCOUNTED
     if this.leading:
         _take_report(this)
     levels.learn()
@@ -216,19 +220,6 @@ def _select(this: Gate, errors: dict[float, Tensor], seen: Seen, plain: Tensor |
     if this.leading:
         step.record.estimates = inputs.report[:, 5].long()
     return selection.with_rows(step.flush_rows(error.device)) if step.flush_any else selection
-
-
-def _report_estimate(this: Gate, picked: ops.Picked, score: Tensor, seen: Seen) -> None:
-    """Report the error to be expected; where it has lasted too long, the stream starts over."""
-    report = this.inputs.report
-    report[:, 5] = UNCOUNTED
-    if this.kind != "frame" or seen.contrast is None or this.inputs.own_policies:
-        return
-    updated = Selection.of(picked, score.shape[1]).located() >= 0
-    expected = estimate(this, score, seen.contrast, updated)
-    report[:, 5] = (expected * UNIT).to(report.dtype)
-    over = (expected * this.inputs.turn > this.inputs.renewal) & (report[:, 1] > 0)
-    report[:, 2] = torch.maximum(report[:, 2], over.to(report.dtype))
 
 
 def _in_own_norm(step: Step, errors: dict[float, Tensor]) -> Tensor:

@@ -55,11 +55,6 @@ def levels_of(this: Gate, seen: Seen, error: Tensor) -> Levels:
     return Levels(level * unit, inputs.low * unit, inputs.floor, contrast, learn)
 
 
-def contrast_of(patches: Tensor) -> Tensor:
-    """(B,) how far patches (B, N, D) are from their mean, in the mean square."""
-    return patches.float().var(dim=1, unbiased=False).sum(dim=-1).sqrt()
-
-
 def _level(this: Gate, sampled: Tensor | None, error: Tensor) -> tuple[Tensor, Callable[[], None]]:
     """(B,) the level in force: the policy's own, or that of the noise where it follows it.
 

@@ -27,8 +27,7 @@ def see(step: Step, trunk: str, image: Tensor, patches: Tensor) -> None:
         return
     picture = ops.grey_picture(image, layout.grid)
     content = patches.flatten(2).transpose(1, 2)
-    if not step.state.reversible:
-        # Recorded blocks read it where it was when they were recorded.
+    if step.track is not None:  # blocks recorded alone read it where it was when recorded
         picture = _placed(step, (trunk, "picture"), picture)
         content = _placed(step, (trunk, "content"), content)
     step.views[trunk] = View(picture, content)
@@ -76,15 +75,6 @@ def carry(step: Step, spec: BlockSpec, name: str) -> None:
     memory, slots = step.state.held(name)
     prefix = step.layouts[spec.trunk].prefix
     step.state.fill(name, ops.carry(memory, motion, prefix, slots), owned=True)
-
-
-def lost_tokens(step: Step, spec: BlockSpec) -> Tensor | None:
-    """(B, N) tokens whose content was not in the picture before; None where nothing moved."""
-    motion = step.motions.get(spec.trunk)
-    if motion is None:
-        return None
-    layout = step.layouts[spec.trunk]
-    return torch.nn.functional.pad(ops.lost_tokens(motion), (layout.prefix, layout.suffix))
 
 
 def keep_picture(step: Step, spec: BlockSpec) -> None:

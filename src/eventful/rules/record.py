@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from eventful import ops
 from eventful.config import Config
 from eventful.cost.counting import (
     BlockShape,
@@ -21,7 +22,6 @@ from eventful.cost.counting import (
 )
 from eventful.tokens.layout import TokenLayout
 
-UNIT = 1_000_000  # estimates are kept as whole numbers of millionths
 STALE = 0.16  # estimates above it mark an output as stale
 
 
@@ -129,7 +129,7 @@ class StepRecord:
         if self.estimates is None:
             return None
         worst = int(self.estimates.max())
-        return None if worst < 0 else worst / UNIT
+        return None if worst < 0 else worst / ops.UNIT
 
     @property
     def stale(self) -> bool:

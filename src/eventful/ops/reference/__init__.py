@@ -57,12 +57,21 @@ from eventful.ops.reference.rows import (
     take_slots,
     write_rows_,
 )
+from eventful.ops.reference.scores import (
+    UNIT,
+    contrast,
+    estimate_error_,
+    follow_change_,
+    frame_score,
+    score_of,
+)
 from eventful.ops.reference.windows import WindowGrid, WindowMap, attend_windows, window_map
 
 __all__ = [
     "CELL",
     "REPORT",
     "SAMPLE",
+    "UNIT",
     "ContextMemory",
     "ExactMemory",
     "LayerNorm",
@@ -79,10 +88,14 @@ __all__ = [
     "attend_windows",
     "carry",
     "context_part",
+    "contrast",
     "error_norm",
+    "estimate_error_",
     "exchange_",
+    "follow_change_",
     "follow_level",
     "follow_scene",
+    "frame_score",
     "gate_error",
     "gate_rows",
     "gather",
@@ -102,6 +115,7 @@ __all__ = [
     "row_norm",
     "sample",
     "scatter_",
+    "score_of",
     "split_heads",
     "swap_rows_",
     "take_slots",

@@ -11,13 +11,26 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from eventful.ops.reference import ContextMemory, ExactMemory, PickRule, grey_picture
+from eventful.ops.reference import (
+    ContextMemory,
+    ExactMemory,
+    Picked,
+    PickRule,
+    contrast,
+    grey_picture,
+)
 from eventful.ops.triton.attention import attend, attend_lse, attend_partial, relative_logits
 from eventful.ops.triton.context import add_context_
 from eventful.ops.triton.exact import add_held, exchange_, gate_error, gate_rows, recompute_
-from eventful.ops.triton.gates import MOST_TOKENS, error_norm, pick, row_norm
+from eventful.ops.triton.gates import MOST_TOKENS, error_norm, pick
 from eventful.ops.triton.motion import carry, match_blocks
 from eventful.ops.triton.rows import add_norm, swap_rows_, take_slots, write_rows_
+from eventful.ops.triton.scores import (
+    MOST_CHANGES,
+    estimate_error_,
+    follow_change_,
+    frame_score,
+)
 from eventful.ops.triton.windows import attend_windows
 
 __all__ = [
@@ -29,8 +42,12 @@ __all__ = [
     "attend_partial",
     "attend_windows",
     "carry",
+    "contrast",
     "error_norm",
+    "estimate_error_",
     "exchange_",
+    "follow_change_",
+    "frame_score",
     "gate_error",
     "gate_rows",
     "grey_picture",
@@ -39,7 +56,6 @@ __all__ = [
     "recompute_",
     "refuse",
     "relative_logits",
-    "row_norm",
     "swap_rows_",
     "take_slots",
     "write_rows_",
@@ -108,8 +124,37 @@ def _error_norm(
     return None if current.shape[-1] <= _WIDEST else f"tokens are wider than {_WIDEST}"
 
 
-def _row_norm(memory: Tensor, slots: object = None) -> str | None:
-    return None if memory.shape[-1] <= _WIDEST else f"tokens are wider than {_WIDEST}"
+def _frame_score(
+    error: Tensor,
+    contrast: Tensor,
+    changes: tuple[Tensor, ...],
+    sizes: tuple[Tensor, ...],
+    weight: float,
+    motion: Tensor | None,
+    *rest: object,
+    **named: object,
+) -> str | None:
+    if len(changes) > MOST_CHANGES:
+        return f"it follows at most {MOST_CHANGES} layers"
+    if len({change.shape for change in changes}) > 1:
+        return "the changes differ in shape"
+    if any(change.shape[-1] > _WIDEST for change in changes):
+        return f"tokens are wider than {_WIDEST}"
+    parts = (error, *changes, *([] if motion is None else [motion]))
+    return None if all(part.is_contiguous() for part in parts) else "a tensor is not contiguous"
+
+
+def _estimate_error(
+    score: Tensor, contrast: Tensor, picked: Picked, *rest: object, **named: object
+) -> str | None:
+    if picked.places is None:
+        return "it needs the places of the tokens"
+    whole = score.is_contiguous() and picked.places.is_contiguous()
+    return None if whole else "the scores are not contiguous"
+
+
+def _follow_change(moved: Tensor, rows: Tensor, *rest: object, **named: object) -> str | None:
+    return None if rows.shape[-1] <= _WIDEST else f"tokens are wider than {_WIDEST}"
 
 
 def _pick(error: Tensor, rule: PickRule, width: int | None, *rest: object) -> str | None:
@@ -283,7 +328,9 @@ def _carry(memory: Tensor, motion: Tensor, *rest: object, **named: object) -> st
 
 _CHECKS: dict[str, Callable[..., str | None]] = {
     "error_norm": _error_norm,
-    "row_norm": _row_norm,
+    "frame_score": _frame_score,
+    "estimate_error_": _estimate_error,
+    "follow_change_": _follow_change,
     "add_context_": _add_context,
     "pick": _pick,
     "add_norm": _add_norm,

@@ -56,33 +56,6 @@ def error_norm(
 
 
 @triton.jit
-def _row_norm(
-    memory, slots, out, tokens, width, stride_b, stride_n,
-    HAS_SLOTS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    stream = tl.program_id(1).to(tl.int64)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, WIDTH)
-    slot = tl.load(slots + stream).to(tl.int64) if HAS_SLOTS else stream
-    inside = (row < tokens)[:, None] & (column < width)[None, :]
-    at = memory + slot * stride_b + row[:, None] * stride_n + column[None, :]
-    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + stream * tokens + row, tl.sqrt(tl.sum(x * x, axis=1)), mask=row < tokens)
-
-
-def row_norm(memory: Tensor, slots: Tensor | None = None) -> Tensor:
-    """See `reference.row_norm`."""
-    tokens, width = memory.shape[1:]
-    batch, rows = len(memory if slots is None else slots), 4
-    out = torch.empty(batch, tokens, dtype=torch.float32, device=memory.device)
-    _row_norm[(triton.cdiv(tokens, rows), batch)](
-        memory, memory if slots is None else slots, out, tokens, width, *memory.stride()[:2],
-        HAS_SLOTS=slots is not None, ROWS=rows, WIDTH=triton.next_power_of_2(width), num_warps=4,
-    )  # fmt: skip
-    return out
-
-
-@triton.jit
 def _pick(
     errors, levels, caps, lows, floors, turns, slots, scenes, shown, far, index, counts, places,
     report,
