@@ -76,7 +76,7 @@ class Context:
         layers: how many global attentions it is followed at; they are spread over the depth.
     """
 
-    weight: float = 3.0
+    weight: float = 2.0
     layers: int = 3
 
     def __post_init__(self) -> None:
@@ -186,7 +186,7 @@ class Config:
     def fast(cls, policy: Policy | None = None, **options: Any) -> Config:
         """One selection per frame, the default: cheapest to run, about as accurate as any."""
         defaults: dict[str, Any] = {
-            "max_age": 64,
+            "max_age": 128,
             "scene_cut": SceneCut(),
             "context": Context(),
             "motion": True,

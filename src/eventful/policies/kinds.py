@@ -124,6 +124,7 @@ class Threshold:
 
 
 _CEILING = 0.5  # share of the tokens in an eventful step, where the user names none
+_SCENE_CEILING = 0.25  # the same where motion and context say which tokens matter
 
 
 @dataclass(frozen=True)
@@ -200,8 +201,8 @@ class FollowScene:
             embedded patches are from their mean, in the mean square.
         low: smaller errors than this multiple of the contrast never pass.
         floor: share of the tokens up to which errors between `low` and `level` pass.
-        max_fraction: ceiling on the share of tokens selected by their error. None is half of the
-            tokens in an eventful step, and a dense step where so many want to pass that dense
+        max_fraction: ceiling on the share of tokens selected by their error. None is a quarter of
+            the tokens in an eventful step, and a dense step where so many want to pass that dense
             is cheaper. A number is a budget: a stream keeps to it.
         renewal: start over, with a dense step, once the estimated error (`StepRecord.estimate`)
             times the frames since everything was recomputed is above this. Tokens that are updated
@@ -209,8 +210,8 @@ class FollowScene:
             that no selection does. None never starts over, nor does a stream with a budget.
     """
 
-    level: float = 0.75
-    low: float = 0.1
+    level: float = 0.9
+    low: float = 0.05
     floor: float = 0.06
     max_fraction: float | None = None
     renewal: float | None = 6.0
@@ -243,7 +244,7 @@ class FollowScene:
     def params(self, tokens: int) -> SelectionParams:
         """See `SelectionParams`."""
         budget = self.max_fraction is not None
-        share = _CEILING if self.max_fraction is None else self.max_fraction
+        share = _SCENE_CEILING if self.max_fraction is None else self.max_fraction
         return SelectionParams(
             self.level,
             math.ceil(share * tokens),

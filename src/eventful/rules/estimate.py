@@ -10,17 +10,17 @@ from eventful.rules.step import Gate, Step
 from eventful.tokens.selection import Selection
 
 
-def report_estimate(this: Gate, picked: ops.Picked, score: Tensor, contrast: Tensor) -> None:
+def report_estimate(this: Gate, picked: ops.Picked, error: Tensor, contrast: Tensor) -> None:
     """Report the error to be expected; where it has lasted too long, the stream starts over.
 
     Args:
-        score: (B, N) what tokens were ranked by.
+        error: (B, N) of the tokens.
         contrast: (B,) its unit.
     """
     state, inputs, name = this.step.state, this.inputs, _name(this.spec)
     state.ensure(name, contrast)
     ops.estimate_error_(
-        score, contrast, picked, state.raw(name), inputs.turn, inputs.renewal, state.slots,
+        error, contrast, picked, state.raw(name), inputs.turn, inputs.renewal, state.slots,
         inputs.report,
     )  # fmt: skip
 

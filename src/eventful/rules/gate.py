@@ -201,7 +201,7 @@ def _select(this: Gate, errors: dict[float, Tensor], seen: Seen, plain: Tensor |
         _cut_by_l2(this, plain, levels.contrast)
     if this.leading and not inputs.count_wanted:
         if this.kind == "frame" and seen.contrast is not None and not inputs.own_policies:
-            report_estimate(this, picked, error, seen.contrast)
+            report_estimate(this, picked, error if plain is None else plain, seen.contrast)
         else:
             inputs.report[:, 5] = UNCOUNTED
     if this.leading:

@@ -22,7 +22,7 @@ from eventful.cost.counting import (
 )
 from eventful.tokens.layout import TokenLayout
 
-STALE = 0.16  # estimates above it mark an output as stale
+STALE = 0.125  # estimates above it mark an output as stale
 
 
 @dataclass

@@ -266,10 +266,8 @@ class Gate:
     @property
     def wants_contrast(self) -> bool:
         """Whether anything is measured in multiples of the contrast of the tokens."""
-        config = self.step.config
-        framed = self.kind == "frame" and (config.context is not None or config.motion)
-        framed = framed or (self.leading and config.scene_cut is not None)
-        return framed or self.inputs.relative is not None or self.inputs.own_policies
+        cuts = self.leading and self.step.config.scene_cut is not None
+        return self.kind == "frame" or cuts or self.inputs.relative is not None or self.inputs.own_policies
 
     @property
     def samples(self) -> bool:

@@ -3,7 +3,7 @@
 A score is what tokens of a frame gate are ranked by: the error of a token, more where its content
 was not in the picture before, together with the change of its context.
 
-Two things are known about the error of the outputs without running the dense model: the scores of
+Two things are known about the error of the outputs without running the dense model: the errors of
 the tokens that are left as they are, and how much the outputs of tokens change when they are
 updated. The estimate is a product of powers of the two, fitted to the true error on several videos
 (docs/default.md).
@@ -21,10 +21,11 @@ from eventful.ops.reference.gates import SAMPLE, Picked, row_norm
 from eventful.ops.reference.motion import lost_tokens
 from eventful.ops.reference.rows import held
 
-LOST = 4.0  # times the contrast: added to the error of tokens whose content is new
+LOST = 1.0  # times the contrast: added to the error of tokens whose content is new
+FAINT = 0.02  # times the contrast: a context that adds less is rounding, and adds nothing
 TINY = 1e-12  # contrasts and sizes below it count as this much
-FACTOR, BY_SCORE, BY_CHANGE = 0.56, 0.4, 0.55
-LEAST = 1e-4  # scores and changes below it count as this much in an estimate
+FACTOR, BY_ERROR, BY_CHANGE = 0.41, 0.05, 0.55
+LEAST = 1e-4  # errors and changes below it count as this much in an estimate
 UNIT = 1_000_000  # estimates are reported as whole numbers of millionths
 HIGHEST = 2147.0  # and are clamped to it, to fit int32
 KEPT = 0.5  # share of the old change kept at each frame
@@ -61,8 +62,9 @@ def frame_score(
     """What tokens of a frame gate are ranked by: their errors with what motion and context add.
 
     LOST times the contrast is added to the error of a token whose content was outside the picture.
-    The change of a token's context is the mean over the memories of |change| / size, times weight
-    and contrast. The score is the root of the sum of the squares of the two. All is fp32.
+    The change of a token's context is the mean over the memories of |change| / size, times weight,
+    or nothing where that is below FAINT; then times the contrast. The score is the root of the sum
+    of the squares of the two. All is fp32.
 
     Args:
         error: (B, N) fp32.
@@ -102,11 +104,13 @@ def score_of(
     total = torch.zeros_like(error)
     for norm, size in zip(norms, sizes, strict=True):
         total = total + norm / size.float().clamp_min(TINY)[:, None]
-    return torch.hypot(error, total * (weight / len(norms) * contrast[:, None]))
+    caused = total * (weight / len(norms))
+    caused = torch.where(caused < FAINT, 0.0, caused)
+    return torch.hypot(error, caused * contrast[:, None])
 
 
 def estimate_error_(
-    score: Tensor,
+    error: Tensor,
     contrast: Tensor,
     picked: Picked,
     moved: Tensor,
@@ -117,12 +121,12 @@ def estimate_error_(
 ) -> None:
     """Report the estimated relative error of the outputs after this step.
 
-    With the root mean square w of score / contrast over all tokens, those picked counted as 0, and
-    the change c of outputs, it is FACTOR * w^BY_SCORE * c^BY_CHANGE. Where it times `turn` is above
-    `renewal`, the stream starts over.
+    With the root mean square w of error / contrast over all tokens, those picked counted as 0, and
+    the change c of outputs, it is FACTOR * w^BY_ERROR * c^BY_CHANGE, and 0 where w is. Where it
+    times `turn` is above `renewal`, the stream starts over.
 
     Args:
-        score: (B, N) what tokens were ranked by.
+        error: (B, N) of the tokens, without what motion and context add to it.
         contrast: (B,) its unit.
         picked: tokens that this step updates.
         moved: (S,) change of outputs, see `follow_change_`; NaN where it is not known: then it is
@@ -134,12 +138,14 @@ def estimate_error_(
             1 / UNIT, clamped to HIGHEST; 0 where it is NaN. Column 2 is set to 1 where the stream
             starts over, unless its frame is bad.
     """
-    left = score / contrast.clamp_min(TINY)[:, None]
-    left = torch.where(updated_tokens(picked, score.shape[1]), 0.0, left)
-    waiting = left.square().mean(dim=-1).sqrt().clamp_min(LEAST)
+    left = error / contrast.clamp_min(TINY)[:, None]
+    left = torch.where(updated_tokens(picked, error.shape[1]), 0.0, left)
+    rest = left.square().mean(dim=-1).sqrt()
+    waiting = rest.clamp_min(LEAST)
     change = held(moved, slots)
     change = torch.where(change.isnan(), waiting, change).clamp_min(LEAST)
-    estimate = FACTOR * waiting**BY_SCORE * change**BY_CHANGE
+    estimate = FACTOR * waiting**BY_ERROR * change**BY_CHANGE
+    estimate = torch.where(rest == 0, 0.0, estimate)
     over = (estimate * turn > renewal) & (report[:, 1] > 0)
     report[:, 5] = (estimate.nan_to_num(0.0).clamp_max(HIGHEST) * UNIT).to(report.dtype)
     report[:, 2] = torch.maximum(report[:, 2], over.to(report.dtype))

@@ -58,7 +58,8 @@ def _frame_score(
     size0, size1, size2, size3, size4, size5, size6, size7,
     tokens, width, share, prefix, high, wide,
     CHANGES: tl.constexpr, MOVES: tl.constexpr, HAS_SLOTS: tl.constexpr,
-    LOST: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    LOST: tl.constexpr, FAINT: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     stream = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + stream).to(tl.int64) if HAS_SLOTS else stream
@@ -85,7 +86,9 @@ def _frame_score(
             total += _relative_change(change6, size6, slot, row, tokens, width, TINY, WIDTH)
         if CHANGES > 7:
             total += _relative_change(change7, size7, slot, row, tokens, width, TINY, WIDTH)
-        score = _hypot(score, total * (share * contrast))
+        caused = total * share
+        caused = tl.where(caused < FAINT, 0.0, caused)
+        score = _hypot(score, caused * contrast)
     tl.store(out + stream * tokens + row, score, mask=real)
 
 
@@ -116,16 +119,16 @@ def frame_score(
         out, *changes, *unread, *sizes, *unread,
         tokens, width, weight / max(len(changes), 1), prefix, high, wide,
         CHANGES=len(changes), MOVES=motion is not None, HAS_SLOTS=slots is not None,
-        LOST=rules.LOST, TINY=rules.TINY, ROWS=rows, WIDTH=block, num_warps=4,
+        LOST=rules.LOST, FAINT=rules.FAINT, TINY=rules.TINY, ROWS=rows, WIDTH=block, num_warps=4,
     )  # fmt: skip
     return out
 
 
 @triton.jit
 def _estimate_error(
-    scores, contrasts, places, moved, turns, renewals, slots, report, tokens,
+    errors, contrasts, places, moved, turns, renewals, slots, report, tokens,
     HAS_SLOTS: tl.constexpr, TILE: tl.constexpr, REPORT: tl.constexpr, TINY: tl.constexpr,
-    LEAST: tl.constexpr, FACTOR: tl.constexpr, BY_SCORE: tl.constexpr, BY_CHANGE: tl.constexpr,
+    LEAST: tl.constexpr, FACTOR: tl.constexpr, BY_ERROR: tl.constexpr, BY_CHANGE: tl.constexpr,
     HIGHEST: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     stream = tl.program_id(0).to(tl.int64)
@@ -137,15 +140,16 @@ def _estimate_error(
         token = start + tl.arange(0, TILE)
         real = token < tokens
         place = tl.load(places + stream * tokens + token, mask=real, other=0)
-        score = tl.load(scores + stream * tokens + token, mask=real & (place < 0), other=0.0)
-        score = score / contrast
-        total += score * score
-    waiting = tl.sqrt(tl.sum(total, axis=0) / tokens)
-    waiting = tl.where(waiting < LEAST, LEAST, waiting)
+        error = tl.load(errors + stream * tokens + token, mask=real & (place < 0), other=0.0)
+        error = error / contrast
+        total += error * error
+    rest = tl.sqrt(tl.sum(total, axis=0) / tokens)
+    waiting = tl.where(rest < LEAST, LEAST, rest)
     change = tl.load(moved + slot)
     change = tl.where(change != change, waiting, change)
     change = tl.where(change < LEAST, LEAST, change)
-    estimate = FACTOR * tl.exp2(BY_SCORE * tl.log2(waiting) + BY_CHANGE * tl.log2(change))
+    estimate = FACTOR * tl.exp2(BY_ERROR * tl.log2(waiting) + BY_CHANGE * tl.log2(change))
+    estimate = tl.where(rest == 0, 0.0, estimate)
     turn = tl.load(turns + stream).to(tl.float32)
     renewal = tl.load(renewals + stream).to(tl.float32)
     report += stream * REPORT
@@ -157,7 +161,7 @@ def _estimate_error(
 
 
 def estimate_error_(
-    score: Tensor,
+    error: Tensor,
     contrast: Tensor,
     picked: Picked,
     moved: Tensor,
@@ -167,12 +171,12 @@ def estimate_error_(
     report: Tensor,
 ) -> None:
     """See `reference.estimate_error_`; with known places."""
-    batch, tokens = score.shape
+    batch, tokens = error.shape
     _estimate_error[(batch,)](
-        score, contrast, picked.places, moved, turn, renewal, turn if slots is None else slots,
+        error, contrast, picked.places, moved, turn, renewal, turn if slots is None else slots,
         report, tokens, HAS_SLOTS=slots is not None,
         TILE=min(_TILE, triton.next_power_of_2(tokens)), REPORT=REPORT, TINY=rules.TINY,
-        LEAST=rules.LEAST, FACTOR=rules.FACTOR, BY_SCORE=rules.BY_SCORE,
+        LEAST=rules.LEAST, FACTOR=rules.FACTOR, BY_ERROR=rules.BY_ERROR,
         BY_CHANGE=rules.BY_CHANGE, HIGHEST=rules.HIGHEST, UNIT=rules.UNIT, num_warps=4,
     )  # fmt: skip
 
