@@ -97,11 +97,11 @@ MUTANTS = (
     Mutant(
         "a dense step reports every token as wanted",
         "rules/gate.py",
-        "    if this.leading:\n        _take_report(this)\n    learn()\n",
+        "    if this.leading:\n        _take_report(this)\n    levels.learn()\n",
         "    if this.leading:\n"
         "        inputs.report[:, 0] = error.shape[1] if step.flush_all else inputs.report[:, 0]\n"
         "        _take_report(this)\n"
-        "    learn()\n",
+        "    levels.learn()\n",
         ("tests/test_fallback.py",),
     ),
     Mutant(

@@ -447,7 +447,7 @@ class TestReprs:
         assert repr(stream) == "Stream(VisionTransformer, fast, TopR(r=4, order=2.0), no frame yet)"
         for frame in clip[:2]:
             stream(frame)
-        assert "(1, 3, 32, 40) float32 on cpu, 2 steps, 0.02" in repr(stream)
+        assert "(1, 3, 32, 40) float32 on cpu, 2 steps, 0.04" in repr(stream)
         stream.reset()
         assert "no frame yet" in repr(stream)
         assert "no policy" in repr(Stream(eventful.convert(ENTRY.make(), Config.paper())))

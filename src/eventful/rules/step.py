@@ -267,7 +267,8 @@ class Gate:
     def wants_contrast(self) -> bool:
         """Whether anything is measured in multiples of the contrast of the tokens."""
         cuts = self.leading and self.step.config.scene_cut is not None
-        return self.kind == "frame" or cuts or self.inputs.relative is not None or self.inputs.own_policies
+        needed = self.inputs.relative is not None or self.inputs.own_policies
+        return self.kind == "frame" or cuts or needed
 
     @property
     def samples(self) -> bool:
