@@ -193,12 +193,12 @@ def test_predictions_come_back_without_their_frames(tmp_path: Path) -> None:
     assert (again.size, again.tokens, again.truth) == (clip.size, 7, clip.truth)
 
 
-def test_variants_take_the_options_this_version_has() -> None:
+def test_variants_are_made_of_their_options() -> None:
     for variant, options in settings.VARIANTS.items():
         config = contest.rule_of(variant)
         assert not config.fallback
         for name, value in options.items():
-            assert getattr(config, name, value) == value
+            assert getattr(config, name) == value
     assert contest.rule_of("paper") == Config.paper()
 
 

@@ -13,7 +13,6 @@ from benchmarks.mot15.clips import Clip
 from benchmarks.mot15.settings import VARIANTS, Options
 from benchmarks.mot15.training import as_map, normalised
 from eventful.bench.contenders import Contender, Dense, Streamed, schedule
-from eventful.bench.video.configs import known_options
 from eventful.bench.video.steps import Carrier
 from eventful.config import Config
 from eventful.models.anchor_free import PointHead
@@ -40,10 +39,10 @@ class Setting:
 
 
 def rule_of(preset: str) -> Config:
-    """The config of a preset or variant; options this version does not have are left out."""
+    """The config of a preset or variant."""
     # What is computed must not depend on how fast the machine is.
     if preset in VARIANTS:
-        return Config.fast(fallback=False, **known_options(**VARIANTS[preset]))
+        return Config.fast(fallback=False, **VARIANTS[preset])
     return Config.preset(preset, fallback=False)
 
 

@@ -24,7 +24,8 @@ COLOURS = {
     "paper": "#edae49",
     "tokenwise": "#66a182",
     "stgt": "#8d6a9f",
-    "fast-plain": "#e8a0aa",
+    "fast-former": "#e8a0aa",
+    "fast-plain": "#c9b037",
     "fast-context": "#b0473f",
     "fast-motion": "#7d2e68",
     "fast-both": "#4a0d1a",
@@ -32,7 +33,7 @@ COLOURS = {
     "skip-carried": "#222222",
 }
 SKIPS = {"skip": "dense, frames skipped", "skip-carried": "skipped, tokens carried"}
-OWN = "noise threshold"  # the presets' own policy
+OWN = "its own policy"
 LEGEND = {"loc": "outside lower center", "ncol": 9, "fontsize": 8, "frameon": False}
 
 
@@ -108,10 +109,10 @@ def table(result: dict[str, Any]) -> str:
         cells = [_compared(*cell) for cell in zip(row["scores"], *others, strict=True)]
         policy = OWN if row["policy"] == "own" else row["policy"] or "all"
         lines.append([row["preset"], policy, f"{row['scores'][0]['cost']:.1%}", *cells])
-    where = result["origin"]
+    where, place = result["origin"], place_of(result)[0]
     source = (
         f"*{where['device_name']}, torch {where['torch']}, timm {where['timm']}, commit "
-        f"{where['commit']}: [results](../benchmarks/results/mot15/results.csv).*"
+        f"{where['commit']}: [results](../{place.relative_to(ROOT).as_posix()}/results.csv).*"
     )
     rows = ["| " + " | ".join(line) + " |" for line in lines]
     return "\n".join([*rows, "", source])
@@ -127,9 +128,17 @@ def _compared(*given: dict[str, Any]) -> str:
     return " / ".join(shown)
 
 
+def place_of(result: dict[str, Any]) -> tuple[Path, Path, str]:
+    """Folder, picture and mark in the page: of all presets, or of variants of `fast` alone."""
+    if result["options"]["presets"]:
+        return RESULTS, PICTURE, "mot15"
+    return RESULTS / "variants", PICTURE.with_name("mot15-variants.png"), "variants"
+
+
 def store(result: dict[str, Any], out: Path, *, publish: bool) -> None:
     """Files and picture in the folder of the run and, unless it was a trial, in the repository."""
-    places = [(out, out / "figure.png")] + ([(RESULTS, PICTURE)] if publish else [])
+    home, image, mark = place_of(result)
+    places = [(out, out / "figure.png")] + ([(home, image)] if publish else [])
     for folder, picture in places:
         write(result, folder)
         if importlib.util.find_spec("matplotlib") is None:
@@ -137,4 +146,4 @@ def store(result: dict[str, Any], out: Path, *, publish: bool) -> None:
         else:
             draw(result, picture)
     if publish:
-        put(PAGE, table(result), "mot15")
+        put(PAGE, table(result), mark)

@@ -6,16 +6,24 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from eventful import files
 from eventful.config import PRESETS, Context
+from eventful.policies import NoiseThreshold
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BACKBONE = "vit_small_patch14_dinov2"
 PATCH = 14
 SHARES = (0.03, 0.06, 0.12, 0.25)
-# Variants of `fast`. A version of eventful without one of these options runs without it.
-VARIANTS = {
+# Variants of `fast`, by the options of its config.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "fast-former": {
+        "policy": NoiseThreshold(),
+        "context": None,
+        "motion": False,
+        "max_age": 64,
+    },
     "fast-plain": {"context": None, "motion": False},
     "fast-context": {"context": Context(), "motion": False},
     "fast-motion": {"context": None, "motion": True},

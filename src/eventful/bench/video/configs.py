@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -16,21 +15,15 @@ from eventful.policies import NoiseThreshold, Policy
 FORMER = "former"  # the default of the first version, by name
 
 
-def known_options(**options: Any) -> dict[str, Any]:
-    """Those of the options that `Config` has in this version."""
-    there = {field.name for field in dataclasses.fields(Config)}
-    return {name: value for name, value in options.items() if name in there}
-
-
 def plain_config(policy: Policy | None, **options: Any) -> Config:
     """The plain frame rule: no selection by context, no motion, nothing refreshed by itself."""
-    usual = known_options(context=None, motion=False, max_age=None, scene_cut=None, fallback=False)
-    return Config.fast(policy, **{**usual, **options})
+    usual = {"context": None, "motion": False, "max_age": None, "scene_cut": None}
+    return Config.fast(policy, **{**usual, "fallback": False, **options})
 
 
 def former_default() -> Config:
     """The default before selection by context and motion came."""
-    return Config.fast(NoiseThreshold(), **known_options(context=None, motion=False))
+    return Config.fast(NoiseThreshold(), context=None, motion=False, max_age=64)
 
 
 def parse_config(text: str) -> tuple[str, Config]:
