@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import eventful
-from eventful import Config, Threshold, TopFraction, TopR, ops
+from eventful import Config, Stream, Threshold, TopFraction, TopR, ops
 from small import drifting_tokens, random_trunk
 from tolerances import apart, assert_near, limit
 
@@ -160,3 +160,20 @@ def test_exact_keeps_fp32_sums_over_bf16_tokens(autocast):
     expected, _ = dense_on_buffers(stream, 2, 8**-0.5)
     got = stream._state["blocks.0/attended"].double()
     assert apart(got, expected) <= DRIFT
+
+
+def test_exact_with_relative_position_where_one_stream_selects_nothing():
+    """The bias is that of the rows that are corrected, and a stream without changes has none."""
+    grid = (2, 3)
+    trunk = random_trunk(grid, relative=True)
+    first = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(1))
+    second = first.clone()
+    second[0, 2] *= -1  # the other stream stands still
+    stream = Stream(eventful.convert(trunk, Config.exact(Threshold(1.0), scene_cut=None)))
+    stream(first)
+    got = stream(second)
+    assert stream.last.gates["blocks.0.qkv"].counts.tolist() == [1, 0]
+    with torch.no_grad():
+        dense = trunk(second)
+    torch.testing.assert_close(got[1], dense[1], rtol=1e-4, atol=1e-5)
+    assert torch.isfinite(got).all()

@@ -109,7 +109,7 @@ def fallbacks(stream, clip):
     return ran
 
 
-CALM, BUSY = [0.1] * 8, [0.75] * 16
+CALM, BUSY = [0.1] * 8, [0.75] * 24
 
 
 class TestStream:
@@ -121,10 +121,10 @@ class TestStream:
             config = Config.preset(preset, scene_cut=None)
             stream = Stream(eventful.convert(model, config))
             ran = fallbacks(stream, clip_of(CALM + BUSY + CALM + BUSY + CALM))
-        calm = [ran[:8], ran[26:32], ran[50:]]
+        calm = [ran[:8], ran[34:40], ran[66:]]
         assert not any(any(part) for part in calm), ran
-        assert all(ran[19:24]), ran
-        assert all(ran[43:48]), ran
+        assert all(ran[27:32]), ran
+        assert all(ran[59:64]), ran
 
     def test_dense_steps_count_what_wanted_to_pass(self, path):
         with Machine(affine(TOKENS, overhead=40)) as machine:
@@ -215,11 +215,11 @@ class TestStream:
             batch = StreamBatch(eventful.convert(model, Config.fast(scene_cut=None)))
             for name in ("calm", "busy"):
                 batch.join(name)
-            clips = zip(clip_of(CALM * 5), clip_of(CALM + BUSY + CALM * 2), strict=True)
+            clips = zip(clip_of(CALM * 6), clip_of(CALM + BUSY + CALM * 2), strict=True)
             ran = fallbacks(batch, [torch.cat(pair) for pair in clips])
         assert not any(ran[:8])
-        assert all(ran[19:24])
-        assert not any(ran[26:])
+        assert all(ran[27:32])
+        assert not any(ran[34:])
 
     def test_streams_of_a_model_share_what_they_learned(self, path):
         with Machine(affine(TOKENS, overhead=150)) as machine:

@@ -70,9 +70,9 @@ def outputs(entry, stepper, clip, device):
         return [entry.output(entry.call(stepper, frame.to(device))) for frame in clip]
 
 
-def near(got, expected, device):
+def near(got, expected, device, kind="step"):
     for t, (a, b) in enumerate(zip(got, expected, strict=True)):
-        assert_near(a, b, "step", f"frame {t}")
+        assert_near(a, b, kind, f"frame {t}")
 
 
 @pytest.mark.parametrize("policy", [TopFraction(0.3), TopR(0), Threshold(0.8)], ids=str)
@@ -93,7 +93,9 @@ def test_equals_plain_steps(entry, device, policy, options, monkeypatch):
         usual = Stream(model, maps=True)
         expected = outputs(entry, usual, clip, device)
         assert not isinstance(usual._state, SlotState)
-    near(got, expected, device)
+    # The CPU's attention with a bias and its log-sum-exp adds in an order that depends on the
+    # number of queries, which is padded on one of the two paths.
+    near(got, expected, device, "operation" if entry is zoo_timm.ZOO["sam"] else "step")
     assert resident.last.updated == usual.last.updated
     assert resident.last.macs == usual.last.macs
     assert torch.equal(resident.last.mask, usual.last.mask)

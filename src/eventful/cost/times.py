@@ -124,7 +124,8 @@ class Costs:
             return False
         if self._first is None:
             return wanted > self._tokens // 2 * share
-        return min(times) * _WARM_UP > self._first
+        # Where a ceiling holds, as if all that want to pass were updated: it is compared next.
+        return min(times) * _WARM_UP * wanted / max(updated, 1) > self._first
 
     def share(self, count: int) -> int:
         """The class of steps that update `count` tokens."""

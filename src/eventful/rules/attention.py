@@ -132,7 +132,9 @@ class GlobalAttention:
         """The relative position of unchanged queries toward changed keys, if there is one."""
         if self.relative is None:
             return {}
-        others = self.selection.complement()
+        # Rows of a stream without changed keys stay as they are, as `ops.exchange_` leaves them.
+        stays = self.selection.mask() | (self.selection.counts == 0)[:, None]
+        others = Selection.from_mask(~stays)
         q = self.heads(others.gather(self.get("query")))
         return {"bias": self.relative.bias_at(q, others.index, self.keys.index)}
 
