@@ -19,7 +19,7 @@ from commands import here  # noqa: F401 - a fixture
 from eventful import Config, NoiseThreshold, TopFraction, TopR
 from eventful.bench.contenders import schedule
 from eventful.bench.video import store
-from eventful.bench.video.configs import known_options, parse_config, plain_config
+from eventful.bench.video.configs import parse_config, plain_config
 from eventful.bench.video.footage import Footage, fitted_size, open_footage
 from eventful.bench.video.measure import ClipResult, Head, VideoPlan, measure
 from eventful.bench.video.model import Backbone
@@ -191,7 +191,6 @@ def test_a_config_may_be_a_file_or_the_former_default(tmp_path: Path) -> None:
     assert (name, config) == ("mine", Config.fast(TopR(3), max_age=9))
     name, config = parse_config("former")
     assert (name, config.policy) == ("former", NoiseThreshold())
-    assert known_options(max_age=3, no_such_option=1) == {"max_age": 3}
     assert plain_config(TopR(3)).max_age is None
 
 
