@@ -58,22 +58,27 @@ class Summary:
         if not self.steps:
             return "No frame yet."
         lines = [
-            f"{self.frames} frames: {self.tokens:.1%} of the tokens updated, "
+            f"{_count(self.frames, 'frame')}: {self.tokens:.1%} of the tokens updated, "
             f"{self.operations_saved:.1%} of the operations saved",
-            f"{self.flushed} frames recomputed whole, {self.fallbacks} steps dense because cheaper",
+            f"{_count(self.flushed, 'frame')} recomputed whole, "
+            f"{_count(self.fallbacks, 'step')} dense because that was cheaper",
         ]
         saved = "" if self.time_saved is None else f", {self.time_saved:.1%} less than a dense step"
         lines.append(f"{self.ms:.3g} ms a step{saved}")
         if self.estimate is not None:
             lines.append(
                 f"estimated error {self.estimate:.3f}, at worst {self.worst_estimate:.3f}; "
-                f"{self.stale} frames stale"
+                f"{_count(self.stale, 'frame')} stale"
             )
         if self.at_ceiling:
-            lines.append(f"{self.at_ceiling} steps at the ceiling of the policy")
+            lines.append(f"{_count(self.at_ceiling, 'step')} at the ceiling of the policy")
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 @dataclass
