@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -124,3 +125,14 @@ def test_a_stream_starts_over_once_its_error_has_lasted(vit, renewal):
         flushed += stream.last.flushed
     assert flushed[:2] == [True, False]
     assert any(flushed[1:]) == (renewal is not None)
+
+
+def test_the_numbers_in_the_docs_are_those_of_the_stored_measurements():
+    from benchmarks.estimate import quality
+
+    found = quality()
+    page = (Path(__file__).parent.parent / "docs" / "default.md").read_text()
+    assert f"rank correlation with\nthe true error is {found['rank']:.2f}" in page
+    assert f"{found['caught']:.0%} of the frames" in page.replace(" %", "%")
+    assert f"and {found['false']:.0%} of" in page.replace(" %", "%")
+    assert found["rank"] > 0.8
