@@ -19,7 +19,7 @@ BAD, GOOD = 0.25, 0.1  # errors that should be marked as stale, and that should 
 
 
 def quality() -> dict[str, float]:
-    """Rank correlation with the true error, and shares of bad and of good frames marked as stale."""
+    """Rank correlation with the true error; shares of bad and good frames marked as stale."""
     rows = json.loads(ROWS.read_text())["rows"]
     left, change, error = (np.array([row[key] for row in rows]) for key in ("w", "c", "error"))
     estimate = (
