@@ -215,17 +215,21 @@ class TestRenewal:
 
     def test_a_stream_whose_error_lasts_starts_over(self, vit, make):
         clip = self.clip(make)
-        assert any(self.flushes(vit, FollowScene(renewal=0.5), clip))
+        assert any(self.flushes(vit, FollowScene(renewal=0.1), clip))
         assert not any(self.flushes(vit, FollowScene(renewal=None), clip))
 
-    def test_a_larger_error_starts_over_sooner(self, vit, make):
+    def test_a_smaller_number_starts_over_sooner(self, vit, make):
         clip = self.clip(make)
-        counts = [sum(self.flushes(vit, FollowScene(renewal=x), clip)) for x in (0.3, 0.9, 50.0)]
+        counts = [sum(self.flushes(vit, FollowScene(renewal=x), clip)) for x in (0.05, 0.15, 50.0)]
         assert counts[0] > counts[1] > counts[2] == 0
+
+    def test_a_still_scene_never_starts_over(self, vit, make):
+        clip = [2 * torch.randn(1, 3, *SIZE, generator=make)] * 10
+        assert not any(self.flushes(vit, FollowScene(renewal=0.001), clip))
 
     def test_budgets_are_kept(self, vit, make):
         clip = self.clip(make)
-        assert not any(self.flushes(vit, FollowScene(max_fraction=0.2, renewal=0.1), clip))
+        assert not any(self.flushes(vit, FollowScene(max_fraction=0.2, renewal=0.01), clip))
         assert not any(self.flushes(vit, TopR(20), clip))
 
 

@@ -229,7 +229,8 @@ class TestEstimateError:
         turn = torch.tensor([3, 4, 5], device=DEVICE)
         edges = (1.01, 0.99, 0.99)  # times what the estimate comes to: below it, the stream goes on
         renewal = torch.tensor(
-            [e * t * f for e, t, f in zip(expected, (3, 4, 5), edges, strict=True)], device=DEVICE
+            [min(e, 1 / 32) * t * f for e, t, f in zip(expected, (3, 4, 5), edges, strict=True)],
+            device=DEVICE,
         )
         report = torch.arange(3 * ops.REPORT, dtype=torch.int32, device=DEVICE).view(3, -1) + 50
         report[:, 2] = 0

@@ -102,8 +102,8 @@ class SelectionParams:
         relative: `level` and `low` are multiples of the contrast of the tokens: how far the
             patches are from their mean, in the mean square.
         noise: k, momentum and inertia of a level that follows the noise; None for a fixed one.
-        renewal: a stream starts over, with a dense step, once its estimated error times the frames
-            since everything was recomputed is above this.
+        renewal: a stream starts over, with a dense step, once its estimated error, at most 1/32,
+            times the frames since everything was recomputed is above this.
         budget: the user chose the cap as a cost, so a stream runs dense only where the cap itself
             costs more than that. Otherwise it does where more tokens want to pass than dense is
             worth, whatever the cap.

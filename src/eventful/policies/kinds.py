@@ -204,17 +204,18 @@ class FollowScene:
         max_fraction: ceiling on the share of tokens selected by their error. None is a quarter of
             the tokens in an eventful step, and a dense step where so many want to pass that dense
             is cheaper. A number is a budget: a stream keeps to it.
-        renewal: start over, with a dense step, once the estimated error (`StepRecord.estimate`)
-            times the frames since everything was recomputed is above this. Tokens that are updated
-            one by one see the old state of the others, so a dense step now and then removes errors
-            that no selection does. None never starts over, nor does a stream with a budget.
+        renewal: start over, with a dense step, once the estimated error (`StepRecord.estimate`), at
+            most 1/32, times the frames since everything was recomputed is above this. Tokens that
+            are updated one by one see the old state of the others, so a dense step now and then
+            removes errors that no selection does. None never starts over, nor does a stream with a
+            budget.
     """
 
     level: float = 0.9
     low: float = 0.05
-    floor: float = 0.06
+    floor: float = 0.02
     max_fraction: float | None = None
-    renewal: float | None = 6.0
+    renewal: float | None = 0.5
     order: float = 2.0
 
     def __post_init__(self) -> None:

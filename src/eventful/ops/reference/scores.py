@@ -28,6 +28,7 @@ FACTOR, BY_ERROR, BY_CHANGE = 0.41, 0.05, 0.55
 LEAST = 1e-4  # errors and changes below it count as this much in an estimate
 UNIT = 1_000_000  # estimates are reported as whole numbers of millionths
 HIGHEST = 2147.0  # and are clamped to it, to fit int32
+LASTING = 1 / 32  # larger estimates do not make a stream start over sooner
 KEPT = 0.5  # share of the old change kept at each frame
 EPS = 1e-5  # of the layer norm of outputs
 
@@ -122,8 +123,8 @@ def estimate_error_(
     """Report the estimated relative error of the outputs after this step.
 
     With the root mean square w of error / contrast over all tokens, those picked counted as 0, and
-    the change c of outputs, it is FACTOR * w^BY_ERROR * c^BY_CHANGE, and 0 where w is. Where it
-    times `turn` is above `renewal`, the stream starts over.
+    the change c of outputs, it is FACTOR * w^BY_ERROR * c^BY_CHANGE, and 0 where w is. Where it,
+    at most LASTING, times `turn` is above `renewal`, the stream starts over.
 
     Args:
         error: (B, N) of the tokens, without what motion and context add to it.
@@ -146,7 +147,7 @@ def estimate_error_(
     change = torch.where(change.isnan(), waiting, change).clamp_min(LEAST)
     estimate = FACTOR * waiting**BY_ERROR * change**BY_CHANGE
     estimate = torch.where(rest == 0, 0.0, estimate)
-    over = (estimate * turn > renewal) & (report[:, 1] > 0)
+    over = (estimate.clamp_max(LASTING) * turn > renewal) & (report[:, 1] > 0)
     report[:, 5] = (estimate.nan_to_num(0.0).clamp_max(HIGHEST) * UNIT).to(report.dtype)
     report[:, 2] = torch.maximum(report[:, 2], over.to(report.dtype))
 

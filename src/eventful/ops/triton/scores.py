@@ -129,7 +129,7 @@ def _estimate_error(
     errors, contrasts, places, moved, turns, renewals, slots, report, tokens,
     HAS_SLOTS: tl.constexpr, TILE: tl.constexpr, REPORT: tl.constexpr, TINY: tl.constexpr,
     LEAST: tl.constexpr, FACTOR: tl.constexpr, BY_ERROR: tl.constexpr, BY_CHANGE: tl.constexpr,
-    HIGHEST: tl.constexpr, UNIT: tl.constexpr,
+    LASTING: tl.constexpr, HIGHEST: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     stream = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + stream).to(tl.int64) if HAS_SLOTS else stream
@@ -153,7 +153,8 @@ def _estimate_error(
     turn = tl.load(turns + stream).to(tl.float32)
     renewal = tl.load(renewals + stream).to(tl.float32)
     report += stream * REPORT
-    if (estimate * turn > renewal) & (tl.load(report + 1) > 0):
+    lasting = tl.where(estimate > LASTING, LASTING, estimate)
+    if (lasting * turn > renewal) & (tl.load(report + 1) > 0):
         tl.store(report + 2, 1)
     shown = tl.where(estimate > HIGHEST, HIGHEST, estimate)
     shown = tl.where(shown == shown, shown, 0.0)
@@ -177,7 +178,8 @@ def estimate_error_(
         report, tokens, HAS_SLOTS=slots is not None,
         TILE=min(_TILE, triton.next_power_of_2(tokens)), REPORT=REPORT, TINY=rules.TINY,
         LEAST=rules.LEAST, FACTOR=rules.FACTOR, BY_ERROR=rules.BY_ERROR,
-        BY_CHANGE=rules.BY_CHANGE, HIGHEST=rules.HIGHEST, UNIT=rules.UNIT, num_warps=4,
+        BY_CHANGE=rules.BY_CHANGE, LASTING=rules.LASTING, HIGHEST=rules.HIGHEST, UNIT=rules.UNIT,
+        num_warps=4,
     )  # fmt: skip
 
 
