@@ -153,6 +153,50 @@ MUTANTS = (
         "",
         ("tests/test_lifetimes.py",),
     ),
+    Mutant(
+        "kept outputs do not move with the picture",
+        "rules/block.py",
+        "        carry(step, spec, slot)\n",
+        "",
+        ("tests/test_motion.py",),
+    ),
+    Mutant(
+        "the picture of the first frame is kept for ever",
+        "rules/block.py",
+        "        keep_picture(step, spec)\n",
+        "        if step.flush_all:\n            keep_picture(step, spec)\n",
+        ("tests/test_motion.py",),
+    ),
+    Mutant(
+        "the context of an updated token is not reset",
+        "rules/context.py",
+        'rows = {"query": q, "lse": lse, "change": torch.zeros_like(q)}\n',
+        'rows = {"query": q, "lse": lse}\n'
+        "    if step.flush_all:\n"
+        '        rows["change"] = torch.zeros_like(q)\n',
+        ("tests/test_context.py",),
+    ),
+    Mutant(
+        "padded slots add to the context",
+        "rules/context.py",
+        "memory, (k, v), old, attention.keys.count, spec.scale",
+        "memory, (k, v), old, None, spec.scale",
+        ("tests/test_context.py",),
+    ),
+    Mutant(
+        "a stream with a budget starts over, too",
+        "policies/kinds.py",
+        "renewal=math.inf if self.renewal is None or budget else self.renewal",
+        "renewal=math.inf if self.renewal is None else self.renewal",
+        ("tests/test_default.py",),
+    ),
+    Mutant(
+        "a scene cut is judged by scores with context",
+        "rules/gate.py",
+        "scene_error=plain if scenes and plain is not error else None",
+        "scene_error=None",
+        ("tests/test_default.py", "tests/test_context.py"),
+    ),
 )
 
 

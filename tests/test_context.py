@@ -8,7 +8,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 import eventful
-from eventful import Config, Context, Stream, StreamBatch, TopFraction, TopR, errors
+from eventful import Config, Context, SceneCut, Stream, StreamBatch, TopFraction, TopR, errors
 from small import random_trunk
 
 PATCH, GRID = 16, (6, 7)
@@ -140,6 +140,16 @@ def test_a_snapshot_keeps_the_context(vit):
         one(scene(True))
     torch.testing.assert_close(other.last.error, stream.last.error, rtol=1e-5, atol=1e-6)
     assert stream.last.error[0, 5:].max() > 0
+
+
+def test_a_change_of_context_is_no_scene_cut(vit):
+    """One patch changes; everything that looks at it has a large score, but no error."""
+    options = {"context": Context(weight=50.0), "scene_cut": SceneCut()}
+    stream = Stream(selecting(vit, TopR(1), **options), maps=True)
+    for changed in (False, False, False, True, True, True):
+        stream(scene(changed))
+        assert stream.last.flushed == [stream.last.error is None]
+    assert (stream.last.error[0] > stream.last.error[0].max() / 50).float().mean() > 0.7
 
 
 def test_layers_follow_the_depth(vit):

@@ -286,6 +286,16 @@ class TestSummary:
         assert batch.summary().steps == 2
         assert batch.summary().frames == 3
 
+    def test_it_stays_small(self, model, still, monkeypatch):
+        """A stream may run for ever."""
+        monkeypatch.setattr("eventful.engine.summary.RECENT", 3)
+        stream = Stream(model)
+        for _ in range(8):
+            stream(still)
+        found = stream.summary()
+        assert found.frames == 8
+        assert len(stream._tally._ms) == len(stream._tally._estimates) == 3
+
     def test_a_reset_starts_over(self, model, still):
         stream = Stream(model)
         stream(still)

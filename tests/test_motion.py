@@ -62,6 +62,14 @@ def test_outputs_move_with_a_whole_token(vit):
     assert not torch.equal(after, before)
 
 
+def test_motion_is_that_since_the_last_frame(vit):
+    stream = Stream(carrying(vit))
+    before = step(stream, window((0, 0)))
+    for t in (1, 2):
+        after = step(stream, window((0, t * PATCH)))
+    torch.testing.assert_close(after[:, :, :-2], before[:, :, 2:])
+
+
 def test_outputs_stay_without_motion(vit):
     stream = Stream(carrying(vit, motion=False))
     before = step(stream, window((0, 0)))

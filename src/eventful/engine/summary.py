@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
+from eventful import ops
 from eventful.errors import ConfigError
 from eventful.rules.record import STALE, StepRecord
 
+RECENT = 4096  # values that medians are taken of
 _WAITING = 512  # records of a device's steps that are kept until somebody asks
 
 
@@ -24,8 +28,10 @@ class Summary:
         tokens: share of the tokens updated, first frames included.
         operations, dense_operations: counted, and what the dense model would have needed; 0 where
             the rule is not counted.
-        ms: median time of a step; dense_ms the lowest of a dense step, None if none was timed.
-        estimate, worst_estimate: of the error, median and largest; None where nothing estimates.
+        ms: median time of the last RECENT steps; dense_ms the lowest of a dense step, None if none
+            was timed.
+        estimate, worst_estimate: of the error, median of the last RECENT frames and largest of all;
+            None where nothing estimates.
         stale: frames whose output was marked as stale.
         at_ceiling: steps in which more tokens wanted to pass than were let through.
     """
@@ -83,11 +89,16 @@ def _count(number: int, noun: str) -> str:
 
 @dataclass
 class Tally:
-    """Adds up records. Those of a device are read when somebody asks: reading one waits for it."""
+    """Adds up records. Those of a device are read when somebody asks: reading one waits for it.
+
+    It holds sums, and for medians the last RECENT values, so a stream may run for ever.
+    """
 
     _waiting: list[Callable[[], StepRecord]] = field(default_factory=list)
-    _rows: list[tuple[float, ...]] = field(default_factory=list)
-    _estimates: list[float] = field(default_factory=list)
+    _sums: Counter[str] = field(default_factory=Counter)
+    _worst: float | None = None
+    _ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _estimates: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def add(self, record: Callable[[], StepRecord], *, now: bool) -> None:
         """Note a step.
@@ -102,35 +113,36 @@ class Tally:
     def _read(self) -> None:
         waiting, self._waiting = self._waiting, []
         for make in waiting:
-            record = make()
-            streams = len(record.flushed)
-            try:
-                operations = (record.macs, record.dense_macs)
-            except ConfigError:  # a rule of the user's own that is not counted
-                operations = (0, 0)
-            self._rows.append(
-                (streams, sum(record.flushed), record.fallback, record.fraction * streams,
-                 *operations, record.ms, record.at_ceiling)
-            )  # fmt: skip
-            if record.estimates is not None:
-                self._estimates += [n / 1e6 for n in record.estimates.tolist() if n >= 0]
-            elif all(record.flushed):
-                self._estimates += [0.0] * streams
+            self._take(make())
+
+    def _take(self, record: StepRecord) -> None:
+        streams = len(record.flushed)
+        self._sums += Counter(
+            steps=1, frames=streams, flushed=sum(record.flushed), fallbacks=record.fallback,
+            at_ceiling=record.at_ceiling,
+        )  # fmt: skip
+        self._sums["tokens"] += record.fraction * streams  # type: ignore[assignment]
+        with contextlib.suppress(ConfigError):  # a rule of the user's own that is not counted
+            self._sums["operations"] += record.macs
+            self._sums["dense_operations"] += record.dense_macs
+        self._ms.append(record.ms)
+        known = [0] * streams if all(record.flushed) else []
+        if record.estimates is not None:
+            known = [value for value in record.estimates.tolist() if value >= 0]
+            self._worst = max([self._worst or 0.0, *(value / ops.UNIT for value in known)])
+        shares = [value / ops.UNIT for value in known]
+        self._estimates.extend(shares)
+        self._sums["stale"] += sum(share > STALE for share in shares)
 
     def sum(self, dense_ms: float | None) -> Summary:
         """All that was noted."""
         self._read()
-        if not self._rows:
+        if not self._sums["steps"]:
             return Summary()
-        columns = list(zip(*self._rows, strict=True))
-        frames = int(sum(columns[0]))
-        known = self._estimates if any(self._estimates) else []
+        sums = dict(self._sums)
+        tokens = sums.pop("tokens", 0) / max(sums["frames"], 1)
         return Summary(
-            steps=len(self._rows), frames=frames, flushed=int(sum(columns[1])),
-            fallbacks=int(sum(columns[2])), tokens=sum(columns[3]) / max(frames, 1),
-            operations=int(sum(columns[4])), dense_operations=int(sum(columns[5])),
-            ms=median(columns[6]), dense_ms=dense_ms,
-            estimate=median(known) if known else None,
-            worst_estimate=max(known) if known else None,
-            stale=sum(value > STALE for value in known), at_ceiling=int(sum(columns[7])),
+            **sums, tokens=tokens, ms=median(self._ms), dense_ms=dense_ms,
+            estimate=None if self._worst is None else median(self._estimates),
+            worst_estimate=self._worst,
         )  # fmt: skip

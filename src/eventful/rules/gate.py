@@ -82,20 +82,33 @@ def _in_parts(step: Step) -> bool:
     return step.flush_all or step.config.reference != "update" or orders != {2.0}
 
 
-def _measure(this: Gate, tokens: Tensor, norm: ops.LayerNorm | None, stored: bool) -> Seen:
-    """What policies need to know of the tokens, as the gate sees them."""
+def _measure(
+    this: Gate,
+    tokens: Tensor,
+    norm: ops.LayerNorm | None = None,
+    stored: bool = False,
+    *,
+    compares: bool = True,
+) -> Seen:
+    """What policies need to know of the tokens, as the gate sees them.
+
+    Args:
+        norm, stored: see `gate`.
+        compares: the tokens are compared with a reference, so their contrast may be needed.
+    """
     state, layout = this.step.state, this.step.layouts[this.spec.trunk]
 
     def drawn(part: Tensor) -> Tensor:
         few = ops.sample(part)
         if stored:
             few = ops.held(few.contiguous(), state.slots)
-        few = few.to(state.raw(this.reference).dtype)
+        if this.reference in state:
+            few = few.to(state.raw(this.reference).dtype)
         return few if norm is None else norm.apply(few)
 
     patches = tokens[:, layout.prefix : layout.tokens - layout.suffix]
     contrast = None
-    if this.wants_contrast:
+    if compares and this.wants_contrast:
         contrast = ops.contrast(drawn(patches) if stored or norm is not None else patches)
     return Seen(drawn(tokens) if this.samples else None, contrast)
 
@@ -111,13 +124,8 @@ def choose(step: Step, spec: BlockSpec, kind: str, current: Tensor) -> Selection
         with `reference="previous"`.
     """
     this, state = Gate.of(step, spec, kind, current), step.state
-    layout = step.layouts[spec.trunk]
-    patches = current[:, layout.prefix : layout.tokens - layout.suffix]
     compares = not step.flush_all or (this.leading and this.inputs.count_wanted)
-    seen = Seen(
-        ops.sample(current) if this.samples else None,
-        ops.contrast(patches) if compares and this.wants_contrast else None,
-    )
+    seen = _measure(this, current, compares=compares)
     scores: dict[float, Tensor] = {}
     if compares:
         errors = _errors(this, current)

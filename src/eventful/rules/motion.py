@@ -79,7 +79,7 @@ def carry(step: Step, spec: BlockSpec, name: str) -> None:
 
 def keep_picture(step: Step, spec: BlockSpec) -> None:
     """Remember the picture for the next frame, once the frame is known to be good."""
-    step.state.fill(_picture(spec), step.views[spec.trunk].picture)
+    step.state.fill(_picture(spec), step.views[spec.trunk].picture, owned=True)
 
 
 def _picture(spec: BlockSpec) -> str:
