@@ -124,7 +124,7 @@ class Threshold:
 
 
 _CEILING = 0.5  # share of the tokens in an eventful step, where the user names none
-_SCENE_CEILING = 0.25  # the same where motion and context say which tokens matter
+_SCENE_CEILING = 0.125  # the same where motion and context say which tokens matter
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class FollowScene:
             embedded patches are from their mean, in the mean square.
         low: smaller errors than this multiple of the contrast never pass.
         floor: share of the tokens up to which errors between `low` and `level` pass.
-        max_fraction: ceiling on the share of tokens selected by their error. None is a quarter of
+        max_fraction: ceiling on the share of tokens selected by their error. None is an eighth of
             the tokens in an eventful step, and a dense step where so many want to pass that dense
             is cheaper. A number is a budget: a stream keeps to it.
         renewal: start over, with a dense step, once the estimated error (`StepRecord.estimate`), at
@@ -211,11 +211,11 @@ class FollowScene:
             budget.
     """
 
-    level: float = 0.9
+    level: float = 0.6
     low: float = 0.05
     floor: float = 0.02
     max_fraction: float | None = None
-    renewal: float | None = 0.5
+    renewal: float | None = 0.375
     order: float = 2.0
 
     def __post_init__(self) -> None:
