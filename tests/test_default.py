@@ -153,7 +153,7 @@ def test_streams_of_a_batch_decide_for_themselves(vit, still, make):
         batch(torch.cat([still, busy]))
     counts = batch.last.gates["frame"].counts.tolist()
     assert counts[0] <= due(3)
-    assert counts[1] > 0.2 * N
+    assert counts[1] > 0.12 * N  # the ceiling
 
 
 class TestEstimate:

@@ -75,6 +75,7 @@ class Fallback:
         self._state = _State.EVENTFUL
         self._turn = 0
         self._compared = 0  # tokens of the eventful steps compared
+        self._asked = 0  # tokens that wanted to pass when the comparison began
         self._left = 0  # dense steps until the next one
         self._hold = HOLD
 
@@ -91,7 +92,7 @@ class Fallback:
             self._left -= 1
             return True
         self.costs.forget(demand.updated)
-        self._turn, self._compared = 0, demand.updated
+        self._turn, self._compared, self._asked = 0, demand.updated, demand.wanted
         self._enter(_State.COMPARING, demand)
         return self._take_turn(demand)
 
@@ -113,7 +114,8 @@ class Fallback:
 
     def _take_turn(self, demand: Demand) -> bool:
         """Dense first, then in turn, until both were timed often enough."""
-        if self.costs.share(demand.updated) <= self.costs.share(self._compared) - _NEAR:
+        fewer = self.costs.share(demand.updated) <= self.costs.share(self._compared) - _NEAR
+        if fewer or 2 * demand.wanted < self._asked:
             self._enter(_State.EVENTFUL, demand)  # the scene calmed down before it was settled
             return False
         if not self.costs.compared(self._compared) and self._turn < _TURNS:

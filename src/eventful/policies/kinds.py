@@ -245,7 +245,7 @@ class FollowScene:
     def params(self, tokens: int) -> SelectionParams:
         """See `SelectionParams`."""
         budget = self.max_fraction is not None
-        share = _SCENE_CEILING if self.max_fraction is None else self.max_fraction
+        share = max(_SCENE_CEILING, self.floor) if self.max_fraction is None else self.max_fraction
         return SelectionParams(
             self.level,
             math.ceil(share * tokens),
