@@ -32,6 +32,19 @@ def stream(request, model):
     return eventful.Stream(eventful.convert(model, Config.preset(request.param, TopR(4))))
 
 
+@pytest.fixture
+def converted(model):
+    return eventful.convert(model, Config.fast(TopR(4)))
+
+
+@pytest.fixture
+def batch(converted):
+    made = eventful.StreamBatch(converted)
+    for name in ("gate", "hall", "yard"):
+        made.join(name)
+    return made
+
+
 def holds(stream):
     """A copy of all that shapes the stream's next frame."""
     state = {name: tensor.clone() for name, tensor in stream._state.tensors.items()}

@@ -20,7 +20,7 @@ from eventful import Config, NoiseThreshold, TopFraction, TopR
 from eventful.bench.contenders import schedule
 from eventful.bench.video import store
 from eventful.bench.video.configs import parse_config, plain_config
-from eventful.bench.video.footage import Footage, fitted_size, open_footage
+from eventful.bench.video.footage import open_footage
 from eventful.bench.video.measure import ClipResult, Head, VideoPlan, measure
 from eventful.bench.video.model import Backbone
 from eventful.bench.video.rows import Series, VideoRow, quality_fields, rank_correlation
@@ -35,7 +35,7 @@ from eventful.bench.video.steps import (
 )
 from eventful.bench.video.table import EMPTY, read_videos, videos
 from eventful.bench.video.times import Times
-from eventful.errors import ConfigError, EventfulError, MissingFileError
+from eventful.errors import ConfigError, EventfulError
 from eventful.policies import GateContext
 from eventful.video.stress import DARKEST, DIMMING, KEY_EVERY, NAMES, StressClip, cursor_box
 
@@ -200,34 +200,6 @@ def test_a_config_may_be_a_file_or_the_former_default(tmp_path: Path) -> None:
 def test_a_text_that_is_no_config_says_so(text: str) -> None:
     with pytest.raises(EventfulError):
         parse_config(text)
-
-
-def test_sizes_are_whole_patches() -> None:
-    assert fitted_size((432, 768), "", (14, 14), 518) == (294, 518)
-    assert fitted_size((432, 768), "448", (14, 14), 518) == (252, 448)
-    assert fitted_size((432, 768), "252x448", (14, 14), 518) == (252, 448)
-    with pytest.raises(ConfigError, match="252x448"):
-        fitted_size((432, 768), "256x450", (14, 14), 518)
-    with pytest.raises(ConfigError, match="HxW"):
-        fitted_size((432, 768), "big", (14, 14), 518)
-
-
-def test_clips_are_files_folders_and_stress_clips(tmp_path: Path) -> None:
-    for t in range(3):
-        miniatures.write_image(tmp_path / f"shot/{t:03}.jpg", miniatures.picture(10 * t))
-    folder = open_footage(str(tmp_path / "shot"), 2)
-    assert (folder.name, folder.size, len(list(folder.read()))) == ("shot", miniatures.SIZE, 2)
-    assert len(list(folder.read())) == 2  # read twice
-    miniatures.write_video(tmp_path / "film.mp4", 5)
-    assert len(list(open_footage(str(tmp_path / "film.mp4")).read())) == 5
-    repeat = open_footage(f"stress:repeat:{tmp_path / 'film.mp4'}", 6)
-    frames = list(repeat.read())
-    assert (repeat.name, repeat.size) == ("stress-repeat-film", miniatures.SIZE)
-    assert [int(frame.float().mean()) for frame in frames] == pytest.approx(
-        [miniatures.grey(t // 2) for t in range(6)], abs=2
-    )
-    with pytest.raises(MissingFileError, match=r"stress:NAME"):
-        open_footage("nowhere.mp4")
 
 
 def frames_of(name: str, frames: int = 12, **options: Any) -> Tensor:
@@ -413,9 +385,3 @@ def test_a_clip_must_be_named(here) -> None:  # noqa: F811
     done = here("bench", "video", "--model", "test_vit")
     assert done.returncode == 2
     assert "stress:pan" in done.stderr
-
-
-def test_footage_can_be_cut_short() -> None:
-    footage = Footage("a", "", (1, 1), lambda: iter([torch.zeros(3, 1, 1)] * 5))
-    assert len(list(footage.first(2).read())) == 2
-    assert len(list(footage.first(None).read())) == 5

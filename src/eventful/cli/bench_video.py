@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,18 +17,19 @@ from torch import Tensor
 from eventful.bench.results import origin
 from eventful.bench.video import store, strip
 from eventful.bench.video.configs import parse_config
-from eventful.bench.video.footage import Footage, from_source, open_footage
+from eventful.bench.video.footage import Footage, footage_of, open_footage
 from eventful.bench.video.measure import DEFAULT, DENSE, ORACLE, Head, Tick, VideoPlan, measure
 from eventful.bench.video.model import Backbone, load_backbone
 from eventful.bench.video.rows import VideoRow
 from eventful.cli.bench import checked_device
 from eventful.cli.options import Filmed, Filming
 from eventful.config import Config
-from eventful.errors import CheckpointError, ConfigError
+from eventful.errors import CheckpointError, ConfigError, MalformedDataError
 from eventful.models.anchor_free import PointHead, PointHeadConfig
 from eventful.paper.data import Video
-from eventful.paper.data.mot import open_sequence
+from eventful.paper.data.mot import open_sequence, sequence_info
 from eventful.paper.data.records import Box
+from eventful.video.address import find_source
 
 LEGEND = (
     "Updated, ops: share of tokens and operations, means over all frames. Time: total against the "
@@ -49,13 +51,8 @@ class Job:
 def run(what: Filmed, how: Filming, out: Path | None, as_json: bool) -> None:
     """Measure every clip, print, and write to `out` after each."""
     checked_device(how.device)
-    jobs = [
-        Job(open_footage(name, what.frames, what.size, how.seed).first(what.frames))
-        for name in what.clips or ()
-    ]
-    for path in what.labels or ():
-        video = open_sequence(path)
-        jobs.append(Job(from_source(video.name, video.frames).first(what.frames), video))
+    jobs = [Job(open_footage(name, what.frames, what.size, how.seed)) for name in what.clips or ()]
+    jobs += [_labelled(path, what.frames) for path in what.labels or ()]
     jobs = _named_apart(jobs)
     if not jobs:
         raise ConfigError("Name a clip: a video file, stress:pan, or --labels with a sequence.")
@@ -87,6 +84,18 @@ def run(what: Filmed, how: Filming, out: Path | None, as_json: bool) -> None:
         print(json.dumps([store.as_data(row, where) for row in rows]))
     else:
         _close(out)
+
+
+def _labelled(path: Path, frames: int) -> Job:
+    """A MOTChallenge sequence, given its folder; what is read must be the frames of its labels."""
+    video, info = open_sequence(path), sequence_info(path / "seqinfo.ini")
+    pictures = Path(glob.escape(str(path / info.folder)), f"*{info.extension}")
+    if len(find_source(pictures).images) != len(video):
+        raise MalformedDataError(
+            f"{path / info.folder} holds other pictures beside the frames of the labels. Leave "
+            f"only files named by a number, one of each, such as 000001{info.extension}."
+        )
+    return Job(footage_of(video.name, pictures).first(frames), video)
 
 
 def _named_apart(jobs: Sequence[Job]) -> list[Job]:

@@ -1,22 +1,30 @@
-"""Clips by name: a video file, a folder of pictures, or a generated stress clip."""
+"""Clips by name: a video file, a folder of pictures, or a generated stress clip.
+
+Files are read by `eventful.read`, as a user reads them.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from eventful.errors import ConfigError, MissingFileError
-from eventful.video.source import FrameSource, ImageFiles, VideoFile, read_image
+from eventful.errors import ConfigError, DamagedMediaError, MissingFileError
+from eventful.video.fitting import Fit, Fitting, resized
+from eventful.video.normalization import choose_normalization
+from eventful.video.read import ReaderGroup, VideoReader, read
 from eventful.video.stress import StressClip
 
-PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 STRESS = "stress:"
+FIT: Fit = (
+    "stretch"  # the size has whole patches of about the clip's shape: no padding, no cropping
+)
 _SCENE = (288, 512)  # size of a generated scene where nothing else gives one
 _BASE = 120  # frames of a video that a stress clip may use
 
@@ -27,21 +35,31 @@ class Footage:
 
     Attributes:
         about: what is in it, in one line; "" for a user's file.
-        size: height and width of its frames.
-        read: the frames, uint8 RGB (3, H, W) each.
+        size: height and width of its frames as stored.
+        read: the frames, (1, 3, H, W) float32 each, given height and width (None for those
+            stored) and `normalize`, as `eventful.read` takes them.
     """
 
     name: str
     about: str
     size: tuple[int, int]
-    read: Callable[[], Iterator[Tensor]]
+    read: Callable[[tuple[int, int] | None, Any], Iterator[Tensor]]
 
     def first(self, frames: int | None) -> Footage:
         """The same, cut after so many frames; None for all."""
         if frames is None:
             return self
         read = self.read
-        return Footage(self.name, self.about, self.size, lambda: itertools.islice(read(), frames))
+
+        def cut(size: tuple[int, int] | None, normalize: Any) -> Iterator[Tensor]:
+            return itertools.islice(read(size, normalize), frames)
+
+        return Footage(self.name, self.about, self.size, cut)
+
+    def pictures(self, size: tuple[int, int] | None = None) -> Iterator[Tensor]:
+        """The frames as uint8 RGB (3, H, W), which take a quarter of the memory."""
+        for frame in self.read(size, "none"):
+            yield (frame[0] * 255).round().to(torch.uint8)
 
 
 def open_footage(name: str, frames: int | None = None, size: str = "", seed: int = 0) -> Footage:
@@ -55,30 +73,48 @@ def open_footage(name: str, frames: int | None = None, size: str = "", seed: int
     """
     if name.startswith(STRESS):
         return _stress(name, frames or 100, size, seed)
-    source = source_of(Path(name))
-    return from_source(Path(name).stem, source).first(frames)
+    return footage_of(Path(name).stem, _existing(Path(name))).first(frames)
 
 
-def from_source(name: str, source: FrameSource) -> Footage:
-    """A clip of a source of frames."""
-    example = next(iter(source))
-    return Footage(name, "", (example.shape[1], example.shape[2]), lambda: iter(source))
+def footage_of(name: str, source: Path) -> Footage:
+    """A clip of a file, a folder of pictures, or a pattern, under a name."""
+    with _opened(source) as reader:
+        size = next(iter(reader)).original_size
+    return Footage(name, "", size, partial(_frames, source))
 
 
-def source_of(path: Path) -> FrameSource:
-    """The frames of a file or folder. The one place that knows how videos are read."""
-    if not path.exists():
+def _existing(path: Path) -> Path:
+    if not path.is_file() and not path.is_dir():
         raise MissingFileError(
             f"{path} is not there. A clip is a video file, a folder of pictures, or stress:NAME."
         )
-    if path.is_dir():
-        found = sorted(p.name for p in path.iterdir() if p.suffix.lower() in PICTURES)
-        if not found:
-            raise MissingFileError(f"{path} holds no pictures ({', '.join(PICTURES)}).")
-        return ImageFiles(path, tuple(found))
-    if path.suffix.lower() in PICTURES:
-        return ImageFiles(path.parent, (path.name,))
-    return VideoFile(path)
+    return path
+
+
+def _opened(
+    source: Path, size: tuple[int, int] | None = None, normalize: Any = "none"
+) -> VideoReader:
+    reader = read(source, size, fit=FIT, normalize=normalize)
+    if isinstance(reader, ReaderGroup):
+        reader.close()
+        raise ConfigError(f"{source} lists several sources. Name each of them as a clip.")
+    return reader
+
+
+def _frames(source: Path, size: tuple[int, int] | None, normalize: Any) -> Iterator[Tensor]:
+    """Every frame. One that does not decode is an error: those after it would have its labels."""
+    with _opened(source, size, normalize) as reader:
+        for frame in reader:
+            _refuse_damage(reader)
+            yield frame
+        _refuse_damage(reader)
+
+
+def _refuse_damage(reader: VideoReader) -> None:
+    if reader.damaged:
+        raise DamagedMediaError(
+            f"{reader.source} has frames that do not decode. Fetch it again, or convert it."
+        )
 
 
 def fitted_size(
@@ -107,14 +143,6 @@ def fitted_size(
     return height, width
 
 
-def resized(frame: Tensor, size: tuple[int, int]) -> Tensor:
-    """A frame (3, H, W) of another size, still uint8."""
-    if tuple(frame.shape[-2:]) == size:
-        return frame
-    made = F.interpolate(frame[None].float(), size, mode="bilinear", antialias=True)[0]
-    return made.round().clamp(0, 255).to(torch.uint8)
-
-
 def _numbers(given: str) -> list[int]:
     parts = given.lower().split("x") if given else []
     if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
@@ -131,11 +159,18 @@ def _stress(name: str, frames: int, size: str, seed: int) -> Footage:
         shape = numbers[0], numbers[1]
     clip = StressClip(kind, frames, shape, base, seed)
     label = f"stress-{kind}" + (f"-{Path(path).stem}" if path else "")
-    return Footage(label, clip.about, shape, lambda: iter(clip))
+    return Footage(label, clip.about, shape, partial(_generated, clip))
+
+
+def _generated(clip: StressClip, size: tuple[int, int] | None, normalize: Any) -> Iterator[Tensor]:
+    """The frames of a stress clip, fitted as `eventful.read` fits pictures."""
+    fitting = Fitting(size, FIT, 1, choose_normalization(normalize))
+    layout = fitting.layout(*clip.size)
+    for frame in clip:
+        planes = resized(frame.permute(1, 2, 0).numpy(), *layout.scaled)
+        yield fitting.pixels(layout, planes)
 
 
 def _base(path: Path) -> Tensor:
     """A picture, or the first frames of a video, (T, 3, H, W)."""
-    if path.suffix.lower() in PICTURES:
-        return read_image(path)[None]
-    return torch.stack(list(itertools.islice(iter(source_of(path)), _BASE)))
+    return torch.stack(list(footage_of("", _existing(path)).first(_BASE).pictures()))

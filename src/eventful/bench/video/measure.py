@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from eventful.bench.contenders import schedule
 from eventful.bench.dense import DenseSpec, dense_paths
-from eventful.bench.video.footage import Footage, resized
+from eventful.bench.video.footage import Footage
 from eventful.bench.video.model import Backbone
 from eventful.bench.video.rows import Series, VideoRow, quality_fields
 from eventful.bench.video.steps import (
@@ -26,7 +26,7 @@ from eventful.bench.video.steps import (
     skip_steps,
     stream_steps,
 )
-from eventful.bench.video.times import Times, time_clip
+from eventful.bench.video.times import Times, time_clip, time_reading
 from eventful.config import Config
 from eventful.surgery.conversion import convert
 
@@ -91,7 +91,7 @@ def measure(
         tick: called with what is going on, the frames done and all frames.
     """
     model, prepare = plan.backbone.at(footage.size, plan.size, plan.device, plan.dtype)
-    frames = [resized(frame, prepare.size) for frame in footage.read()]
+    frames = list(footage.pictures(prepare.size))
     example = prepare(frames[0])
     layout = layout_of(model, example)
     converted = {DEFAULT: convert(model)}
@@ -102,7 +102,8 @@ def measure(
         paths = dense_paths(spec, lambda what: tick(what, 0, count))
         notes += paths.notes
         done = _counter(tick, "timing", count)
-        times = time_clip(footage, prepare, paths, converted, layout, done)
+        times = time_clip(map(prepare, frames), paths, converted, layout, done)
+        times.read.extend(time_reading(footage, prepare))
     dense = dense_outputs(model, map(prepare, frames), _counter(tick, "dense outputs", count))
     shot = Shot(model, prepare, frames, dense, layout)
     rows = _Rows(plan, footage, shot, head, times, tuple(notes), tick)

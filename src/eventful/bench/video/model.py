@@ -10,14 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eventful.bench.video.footage import fitted_size, resized
+from eventful.bench.video.footage import fitted_size
 from eventful.errors import CheckpointError, UnsupportedError
 from eventful.surgery import libraries
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """From a frame as it is read, uint8 (3, h, w), to what the model takes, (1, 3, H, W)."""
+    """From a frame held in memory, uint8 (3, H, W), to what the model takes, (1, 3, H, W).
+
+    The same to the bit as `eventful.read` at this size and with this mean and std, then copied.
+    """
 
     size: tuple[int, int]
     mean: tuple[float, ...]
@@ -26,13 +29,15 @@ class Prepare:
     dtype: torch.dtype = torch.float32
 
     def __call__(self, frame: Tensor) -> Tensor:
-        """Resize, copy to the device, normalise there."""
-        pixels = resized(frame, self.size).to(self.device).float()[None] / 255
-        mean, std = (
-            torch.tensor(values, device=self.device).view(1, 3, 1, 1)
-            for values in (self.mean, self.std)
-        )
-        return ((pixels - mean) / std).to(self.dtype)
+        """Copy to the device and normalise there."""
+        pixels = frame[None].to(self.device).float()
+        scale = [1 / (255 * std) for std in self.std]
+        shift = [mean / std for mean, std in zip(self.mean, self.std, strict=True)]
+        return (pixels * self._each(scale) - self._each(shift)).to(self.dtype)
+
+    def _each(self, values: list[float]) -> Tensor:
+        """A number for each channel."""
+        return torch.tensor(values, device=self.device).view(1, 3, 1, 1)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""The timing run: every contender in turn on each frame of a clip, as it is read."""
+"""The timing run: every contender in turn on each frame of a clip; reading is timed apart."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -95,14 +95,17 @@ class Times:
 
 
 def time_clip(
-    footage: Footage,
-    prepare: Prepare,
+    frames: Iterable[Tensor],
     dense: DensePaths,
     converted: Mapping[str, nn.Module],
     layout: TokenLayout,
     tick: Callable[[], None] = lambda: None,
 ) -> Times:
-    """Read a clip and run everything in turn on each of its frames, starting with another one."""
+    """Run everything in turn on each frame of a clip, starting with another one.
+
+    Args:
+        frames: as the model takes them, (1, 3, H, W), on its device.
+    """
     fastest = sorted(dense.trial_ms, key=lambda path: dense.trial_ms[path])[:_PATHS]
     runs: dict[str, Forward] = {path: dense.runs[path] for path in fastest}
     made = Times({path: [] for path in fastest}, {name: [] for name in converted})
@@ -112,8 +115,7 @@ def time_clip(
         series[f"stream {name}"] = made.streams[name]
     carrier, held = Carrier(layout), None
     series[_CARRY] = made.carry
-    for t, (frame, read_ms) in enumerate(_read(footage, prepare)):
-        made.read.append(read_ms)
+    for t, frame in enumerate(frames):
         if held is None:
             held = runs[fastest[0]](frame).clone()
             runs[_CARRY] = partial(carrier, held)
@@ -123,14 +125,17 @@ def time_clip(
     return made
 
 
-def _read(footage: Footage, prepare: Prepare) -> Iterator[tuple[Tensor, float]]:
-    """Frames on the device, each with the milliseconds of getting it there."""
-    source = iter(footage.read())
+def time_reading(footage: Footage, prepare: Prepare) -> Iterator[float]:
+    """Milliseconds of reading each frame and copying it to the device.
+
+    Nothing else runs meanwhile: `eventful.read` decodes ahead in a thread, so that beside slower
+    work reading would seem to take no time, and would take some of the others'.
+    """
+    source = iter(footage.read(prepare.size, (prepare.mean, prepare.std)))
     while True:
         began = time.perf_counter()
-        raw = next(source, None)
-        if raw is None:
+        frame = next(source, None)
+        if frame is None:
             return
-        frame = prepare(raw)
-        wait(frame.device)
-        yield frame, (time.perf_counter() - began) * 1000
+        wait(frame.to(prepare.device, prepare.dtype).device)
+        yield (time.perf_counter() - began) * 1000
