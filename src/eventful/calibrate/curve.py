@@ -38,6 +38,7 @@ _PLACES = (
     ((-6, 16), "right", "bottom"),
     ((-6, -16), "right", "top"),
 )
+_TICKS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300)
 Value = Callable[[Row], float | None]
 
 
@@ -67,6 +68,8 @@ def draw(
             for column, (cost, x, most) in enumerate(costs):
                 axis = axes[line][column]
                 _panel(axis, rows, choice, x, y)
+                if line == 0:
+                    _from_zero(axis, highest)
                 _limits(axis, most, highest)
                 axis.set_xlabel(cost)
                 axis.set_ylabel(measure if column == 0 else "")
@@ -114,13 +117,21 @@ def _panel(axis: Any, rows: Sequence[Row], choice: Choice | None, x: Value, y: V
     axis.set_xscale("log")
     axis.margins(x=0.14, y=0.14)
 
-    ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200) if _inside(axis, tick)]
+    ticks = [tick for tick in _TICKS if _inside(axis, tick)]
     axis.set_xticks(ticks, [f"{tick}" for tick in ticks])
     axis.minorticks_off()
     axis.grid(color=GRID, linewidth=0.8)
     axis.set_axisbelow(True)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
+
+
+def _from_zero(axis: Any, limit: float | None) -> None:
+    """Errors from 0, up to the limit unless that is far above all of them."""
+    top = axis.get_ylim()[1]
+    if limit is not None and limit < 3 * top:
+        top = max(top, 1.08 * limit)
+    axis.set_ylim(0, top)
 
 
 def _inside(axis: Any, tick: float) -> bool:
@@ -168,8 +179,8 @@ def _place_labels(figure: Any, axis: Any) -> None:
             badness = (
                 20 * sum(_overlap(box, other) for other in taken)
                 + _outside(box, frame) * 20
-                + 6 * scale * sum(_holds(box, spot) for spot in crossed)
-                + rank * 0.1
+                + 6 * sum(_holds(box, spot) for spot in crossed)
+                + 2 * rank
             )
             if best is None or badness < best[0]:
                 best = (badness, offset, across, up, box)

@@ -131,7 +131,7 @@ def _show(report: Report) -> None:
     title += f"{data['precision']} on {data['device']}"
     caption = None
     if report.dense is not None:
-        caption = f"dense: {report.dense.path}, {number(data['dense_ms'], 3)} ms"
+        caption = f"dense: {report.dense.path}, {_ms(data['dense_ms'])} ms"
     table = Table(
         title=title, caption=caption, box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)
     )
@@ -156,13 +156,17 @@ def _columns(rows: list[Row]) -> dict[str, Callable[[Row], str]]:
         "tokens": lambda row: percent(row.updated),
         "ops": lambda row: percent(row.operations),
         "time": lambda row: percent(row.time),
-        "ms": lambda row: number(row.ms, 3),
+        "ms": lambda row: _ms(row.ms),
         "error": lambda row: number(row.error, 2),
         "90 %": lambda row: number(row.error_p90, 2),
         "worst": lambda row: number(row.error_worst, 2),
         "mAP50": lambda row: percent(row.map50),
     }
     return {name: show for name, show in columns.items() if any(show(row) for row in rows)}
+
+
+def _ms(value: float | None) -> str:
+    return f"{value:,.0f}" if value is not None and value >= 100 else number(value, 3)
 
 
 def _conclude(report: Report, out: Path | None, policy: Path | None) -> None:
