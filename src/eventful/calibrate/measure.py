@@ -110,7 +110,7 @@ def load_clip(plan: VideoPlan, footage: Footage, head: Head | None = None) -> Cl
     if len(frames) < LEAST:
         raise DataError(
             f"{footage.name} has {len(frames)} frames; a calibration needs at least {LEAST}, and "
-            "some seconds of video to mean something. Give a longer video."
+            "some seconds of video to mean something. Give a longer video, or more --frames."
         )
     return Clip(footage.name, footage.about, model, prepare, frames, head)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -36,20 +36,33 @@ def tuned_settings(
             f"--per-gate tunes a threshold for every gate, and {preset!r} has one gate per frame. "
             "Choose --preset paper, tokenwise, stgt or exact."
         )
-    chosen = tuple(shares or SHARES)
     made: list[Setting] = []
-    for done, share in enumerate(chosen):
-        tick(f"thresholds at {share:.0%}", done, len(chosen))
+    for share in shares or SHARES:
+        ran = _counter(tick, f"tuning thresholds at {share:.0%}")
         errors = recorded_errors(clips, _config(preset, TopFraction(share)))
+        ran()
         own = _config(preset, Threshold(thresholds(errors, share)))
         wanted = operations(clips, own)
-        level = _global_level(clips, preset, errors, share, wanted)
+        ran()
+        level = _global_level(clips, preset, errors, share, wanted, ran)
         made += [
             Setting(f"{GLOBAL}, {share:.0%}", _config(preset, Threshold(level))),
             Setting(f"{PER_GATE}, {share:.0%}", own),
         ]
-    tick("thresholds", len(chosen), len(chosen))
     return made
+
+
+def _counter(tick: Tick, what: str) -> Callable[[], None]:
+    """A function that reports one more run over all clips each time it is called."""
+    done, most = 0, 2 + _TRIES
+
+    def one() -> None:
+        nonlocal done
+        done += 1
+        tick(what, done, most)
+
+    tick(what, 0, most)
+    return one
 
 
 def recorded_errors(clips: Sequence[Clip], config: Config) -> dict[str, Tensor]:
@@ -90,7 +103,12 @@ def operations(clips: Sequence[Clip], config: Config) -> float:
 
 
 def _global_level(
-    clips: Sequence[Clip], preset: str, errors: dict[str, Tensor], share: float, wanted: float
+    clips: Sequence[Clip],
+    preset: str,
+    errors: dict[str, Tensor],
+    share: float,
+    wanted: float,
+    ran: Callable[[], None],
 ) -> float:
     """One threshold for all gates with the wanted operations: tried, then interpolated."""
     level = max(_quantile(torch.cat(list(errors.values())), 1 - share), 1e-6)
@@ -100,6 +118,7 @@ def _global_level(
     for _ in range(_TRIES):
         level = _short(level)
         cost = operations(clips, _config(preset, Threshold(level)))
+        ran()
         best = min(best, (abs(cost / wanted - 1), level))
         if best[0] <= _CLOSE:
             break
