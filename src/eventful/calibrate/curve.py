@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -170,7 +171,7 @@ def _place_labels(figure: Any, axis: Any) -> None:
     lines = [_segments(line, axis) for line in axis.lines if line.get_linestyle() in ("-", "--")]
     crossed = [spot for line in lines for spot in line]
     frame = tuple(axis.get_window_extent(renderer).extents)
-    for label in [text for text in axis.texts if hasattr(text, "xy")]:
+    for own, label in enumerate(text for text in axis.texts if hasattr(text, "xy")):
         best = None
         for rank, (offset, across, up) in enumerate(_PLACES):
             label.set(ha=across, va=up)
@@ -180,6 +181,7 @@ def _place_labels(figure: Any, axis: Any) -> None:
                 20 * sum(_overlap(box, other) for other in taken)
                 + _outside(box, frame) * 20
                 + 6 * sum(_holds(box, spot) for spot in crossed)
+                + 40 * _nearer_others(box, points, own)
                 + 2 * rank
             )
             if best is None or badness < best[0]:
@@ -205,6 +207,13 @@ def _overlap(a: Sequence[float], b: Sequence[float]) -> float:
     width = min(a[2], b[2]) - max(a[0], b[0])
     height = min(a[3], b[3]) - max(a[1], b[1])
     return max(0.0, width) * max(0.0, height)
+
+
+def _nearer_others(box: Sequence[float], points: Sequence[Any], own: int) -> int:
+    """How many other points are nearer to a label than its own; points at one place are equal."""
+    middle = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+    away = [math.dist(middle, point) for point in points]
+    return sum(distance < away[own] - 1 for distance in away)
 
 
 def _outside(box: Sequence[float], frame: Sequence[float]) -> float:
