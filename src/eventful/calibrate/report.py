@@ -25,7 +25,7 @@ class Report:
     """What was measured, and what follows from it.
 
     Attributes:
-        weights: file of the weights; "" for random ones.
+        weights: name of the file of weights; "" for random ones.
         where: device, versions and commit of the measurement.
         choice: None where too few frames were measured, or no config was among the settings.
     """
@@ -52,7 +52,7 @@ class Report:
         rows = rows_of(measured)
         enough = counted_frames(measured) >= LEAST
         choice = choose(rows, limits) if enough else None
-        named = "" if weights is None else str(weights)
+        named = "" if weights is None else weights.name
         return cls(plan, named, measured, limits, where, rows, choice, dense_times(measured))
 
     @property
