@@ -149,7 +149,7 @@ def _limits(axis: Any, most: float | None, highest: float | None) -> None:
     if highest is not None and low <= highest <= high:
         axis.axhline(highest, **style)
         axis.text(
-            0.995, highest, "limit", transform=axis.get_yaxis_transform(), ha="right",
+            0.008, highest, "limit", transform=axis.get_yaxis_transform(), ha="left",
             va="bottom", fontsize=8, color=_CHOSEN,
         )  # fmt: skip
 
@@ -168,7 +168,7 @@ def _place_labels(figure: Any, axis: Any) -> None:
         for text in axis.texts
         if not hasattr(text, "xy")
     ]
-    lines = [_segments(line, axis) for line in axis.lines if line.get_linestyle() in ("-", "--")]
+    lines = [_along(line) for line in axis.lines if line.get_linestyle() != "None"]
     crossed = [spot for line in lines for spot in line]
     frame = tuple(axis.get_window_extent(renderer).extents)
     for own, label in enumerate(text for text in axis.texts if hasattr(text, "xy")):
@@ -192,9 +192,9 @@ def _place_labels(figure: Any, axis: Any) -> None:
         taken.append(best[4])
 
 
-def _segments(line: Any, axis: Any) -> list[tuple[float, float]]:
+def _along(line: Any) -> list[tuple[float, float]]:
     """Places along a drawn line, in pixels."""
-    spots = axis.transData.transform(list(zip(*line.get_data(), strict=True)))
+    spots = line.get_transform().transform(line.get_xydata())
     made = []
     for (x0, y0), (x1, y1) in itertools.pairwise(spots):
         steps = max(2, int(max(abs(x1 - x0), abs(y1 - y0)) / 4))
