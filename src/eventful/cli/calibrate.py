@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from eventful.bench.results import origin
@@ -21,7 +21,9 @@ from eventful.calibrate.thresholds import tuned_settings
 from eventful.cli.bench import checked_device
 from eventful.cli.bench_video import head_of, load_head, number, open_jobs, percent, progress
 from eventful.cli.options import Calibrated, Filming, Limited, Written
+from eventful.config import Config
 from eventful.errors import ConfigError
+from eventful.policies import Threshold
 
 LEGEND = (
     "Tokens, ops: share of the tokens updated, and of the dense operations, means without the "
@@ -174,13 +176,21 @@ def _conclude(report: Report, out: Path | None, policy: Path | None) -> None:
     if report.config is not None:
         assert report.choice is not None
         row = report.choice.row
-        print(f"* Recommended for {report.limits.text}: {row.name}, {report.config!r}")
+        print(f"* Recommended for {report.limits.text}: {row.name}{_brief(report.config)}")
         if policy is None:
             print("Write it to a file that Config.load takes with --policy FILE or --out DIR.")
     if out is not None:
         print(f"Numbers and picture: {out}")
     if policy is not None:
         print(f"Policy file: {policy}")
+
+
+def _brief(config: Config) -> str:
+    """The config behind its name; thresholds by gate would fill the screen."""
+    policy = config.policy
+    if isinstance(policy, Threshold) and isinstance(policy.h, Mapping):
+        return f" ({len(policy.h)} gates)"
+    return f", {config!r}"
 
 
 def _nearest(report: Report) -> str:
