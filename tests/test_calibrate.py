@@ -486,6 +486,19 @@ def test_labels_and_a_head(here: Callable[..., Any], tmp_path: Path) -> None:
     [
         (("test_vit", "nowhere.mp4"), "nowhere.mp4 is not there"),
         (("test_vit",), "Name a video"),
+        ((__file__,), "The model comes first"),
+        (("test_vit", "stress:enter", "--out", f"{__file__}/deep"), "cannot be made"),
+        (
+            (
+                "test_vit",
+                "stress:enter",
+                "--policy",
+                "p.toml",
+                "--setting",
+                "FollowScene(renewal=None)",
+            ),
+            "TOML has no None",
+        ),
         (("no_such_vit", "stress:enter"), "timm has no model 'no_such_vit'"),
         (("test_vit", "stress:enter", "--frames", "5"), "5 frames; a calibration needs"),
         (("test_vit", "stress:still", "--frames", "9"), "Nothing changes in stress-still"),

@@ -13,7 +13,7 @@ from eventful.bench.video.model import load_backbone
 from eventful.calibrate import curve
 from eventful.calibrate.choose import Limits
 from eventful.calibrate.measure import Clip, Measured, load_clip, measure, refuse_still
-from eventful.calibrate.policy_file import write_policy
+from eventful.calibrate.policy_file import policy_text, write_policy
 from eventful.calibrate.report import PICTURE, POLICY, Report
 from eventful.calibrate.rows import Row
 from eventful.calibrate.settings import Setting, chosen_settings, distinct
@@ -40,6 +40,8 @@ def run(what: Calibrated, limited: Limited, how: Filming, written: Written) -> N
     if limits.speed is not None and not how.timed:
         raise ConfigError("--speed needs times; leave out --no-time.")
     checked_device(how.device)
+    if not what.videos and Path(what.model).exists():
+        raise ConfigError(f"The model comes first: eventful calibrate MODEL {what.model}.")
     backbone = load_backbone(what.model, what.weights)
     plan = VideoPlan(
         backbone,
@@ -51,7 +53,9 @@ def run(what: Calibrated, limited: Limited, how: Filming, written: Written) -> N
         compile_mode=how.compile_mode,
     )
     clips = _clips(what, how, plan)
-    measured = _measured(what, plan, clips)
+    settings = _settings(what, clips)
+    _make_folders(written, settings)
+    measured = _measured(what, plan, clips, settings)
     report = Report.of(plan, what.weights, measured, limits, origin(how.device))
     if not report.rows:
         print("Interrupted before anything was measured; nothing is kept.", file=sys.stderr)
@@ -82,24 +86,40 @@ def _clips(what: Calibrated, how: Filming, plan: VideoPlan) -> list[Clip]:
     ]
 
 
-def _measured(what: Calibrated, plan: VideoPlan, clips: list[Clip]) -> Measured:
-    """The settings are checked before the long work begins."""
+def _settings(what: Calibrated, clips: list[Clip]) -> list[Setting]:
+    """What the user named, or the usual settings; with --per-gate the latter are left out."""
     shortest = min(len(clip.frames) for clip in clips)
     named = chosen_settings(what.setting or (), what.preset, shortest)
+    if what.per_gate and not what.setting:
+        return [setting for setting in named if setting.config is None]
+    return named
+
+
+def _make_folders(written: Written, settings: list[Setting]) -> None:
+    """Before the long work: folders can be made, and every setting can be written."""
+    path = _policy_path(written)
+    for folder in (written.out, None if path is None else path.parent):
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"{folder} cannot be made: {error.strerror}.") from None
+    for setting in settings:
+        if path is not None and setting.config is not None:
+            policy_text(setting.config, {})
+
+
+def _measured(
+    what: Calibrated, plan: VideoPlan, clips: list[Clip], settings: list[Setting]
+) -> Measured:
     refuse_still(clips)
     with progress(plan.backbone.name) as tick:
         if what.per_gate:
             try:
-                tuned = tuned_settings(clips, what.preset, tick)
+                settings = distinct([*tuned_settings(clips, what.preset, tick), *settings])
             except KeyboardInterrupt:
                 return Measured(clips, [], interrupted=True)
-            named = distinct([*tuned, *_beside_thresholds(what, named)])
-        return measure(plan, clips, named, tick)
-
-
-def _beside_thresholds(what: Calibrated, named: list[Setting]) -> list[Setting]:
-    """With --per-gate: what the user named, and frame skipping; the usual settings are left out."""
-    return [setting for setting in named if what.setting or setting.config is None]
+        return measure(plan, clips, settings, tick)
 
 
 def _write(report: Report, written: Written) -> Path | None:
@@ -112,11 +132,15 @@ def _write(report: Report, written: Written) -> Path | None:
         title += f"{report.plan.backbone.name}, {first.size}, {report.plan.precision}"
         title += f" on {report.plan.device}"
         curve.draw(report.rows, report.choice, report.limits, title, out / PICTURE)
-    path = written.policy or (None if out is None else out / POLICY)
+    path = _policy_path(written)
     if path is None or report.config is None:
         return None
     write_policy(path, report.config, report.about())
     return path
+
+
+def _policy_path(written: Written) -> Path | None:
+    return written.policy or (None if written.out is None else written.out / POLICY)
 
 
 def _show(report: Report) -> None:
