@@ -66,11 +66,10 @@ def run(what: Calibrated, limited: Limited, how: Filming, written: Written) -> N
     else:
         _show(report)
         _conclude(report, written.out, policy)
-    if measured.interrupted:
-        raise SystemExit(_INTERRUPTED)
     if report.config is None:
         print(f"Nothing measured reaches {limits.text}.{_nearest(report)}", file=sys.stderr)
-        raise SystemExit(_NOT_MET)
+    if measured.interrupted or report.config is None:
+        raise SystemExit(_INTERRUPTED if measured.interrupted else _NOT_MET)
 
 
 def _clips(what: Calibrated, how: Filming, plan: VideoPlan) -> list[Clip]:
@@ -219,7 +218,8 @@ def _brief(config: Config) -> str:
 
 def _nearest(report: Report) -> str:
     if report.choice is None:
-        return " No config was measured; name one with --setting."
+        few = "Too few frames were measured." if report.measured.interrupted else ""
+        return f" {few or 'No config was measured; name one with --setting.'}"
     row = report.choice.row
     speed = "" if row.time is None else f", {1 / max(row.time, 1e-9):.2g} times the speed of dense"
     return (
