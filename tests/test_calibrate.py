@@ -371,9 +371,9 @@ def files_in(folder: Path) -> set[str]:
 
 
 def test_the_table_has_every_setting(here: Callable[..., Any]) -> None:
-    done = here(*COMMAND, "--no-time")
+    done = here(*COMMAND[:-1], "8", "--no-time")
     assert done.returncode in (0, 1), done.stderr
-    for name in ("dense", *USUAL, "skip:2", "skip:4"):
+    for name in ("dense", *USUAL, "skip:2"):
         assert f"\n {name} " in done.stdout
     assert "The weights are random" in done.stdout.replace("\n", " ")
 
@@ -424,7 +424,8 @@ def test_a_limit_out_of_reach(here: Callable[..., Any], tmp_path: Path) -> None:
 def test_thresholds_are_written_by_the_names_of_gates(
     here: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "SHARES", (0.1, 0.4))
+    monkeypatch.setattr(tuning, "SHARES", (0.4,))
+    monkeypatch.setattr(tuning, "_TRIES", 2)
     policy = tmp_path / "deep/policy.toml"
     given = ("--preset", "paper", "--per-gate", "--no-time", "--operations", "0.9")
     given += ("--policy", policy)
@@ -432,8 +433,7 @@ def test_thresholds_are_written_by_the_names_of_gates(
     assert done.returncode == 0, done.stderr
     data = miniatures.strict_json(done.stdout)
     names = [row["setting"] for row in data["settings"]]
-    for share in ("10%", "40%"):
-        assert {f"threshold, global, {share}", f"threshold, per gate, {share}"} <= set(names)
+    assert {"threshold, global, 40%", "threshold, per gate, 40%"} <= set(names)
     assert "TopFraction(0.06)" not in names
     config = Config.load(policy)
     assert data["recommended"] == "threshold, per gate, 40%"
