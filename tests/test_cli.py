@@ -38,6 +38,7 @@ def test_help_lists_every_command_without_loading_torch() -> None:
     assert done.returncode == 0, done.stderr
     for command in (
         "inspect", "demo", "reproduce", "weights", "doctor", "evaluate", "visualize", "train",
+        "calibrate",
     ):  # fmt: skip
         assert command in done.stdout
 
@@ -55,6 +56,7 @@ def test_help_lists_every_command_without_loading_torch() -> None:
         ["evaluate", "vivit"],
         ["evaluate", "run"],
         ["bench", "video"],
+        ["calibrate"],
         ["visualize"],
         ["train", "vitdet"],
         ["train", "vivit"],

@@ -31,7 +31,7 @@ FLOORS = (
     {"stream"},
     {"models", "video"},
     {"bench"},
-    {"paper"},
+    {"paper", "calibrate"},
     {"cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

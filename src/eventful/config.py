@@ -7,9 +7,10 @@ import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
-from eventful.errors import ConfigError, MissingDependencyError
+from eventful.errors import ConfigError, MissingDependencyError, MissingFileError
 from eventful.policies import FollowScene, NoiseThreshold, Policy, policy_from_dict, policy_to_dict
 
 Gating = Literal["operator", "block", "frame"]
@@ -318,11 +319,31 @@ class Config:
 
     @classmethod
     def from_toml(cls, text: str) -> Config:
-        """A config from TOML text: fields at top level, `[policy]` and `[scene_cut]` as tables."""
+        """A config from TOML text: fields at top level, `[policy]` and `[scene_cut]` as tables.
+
+        A table `[calibration]` says how the settings were found (`eventful calibrate`). It is not
+        part of them.
+        """
         try:
-            return cls.from_dict(tomllib.loads(text))
+            data = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"Not valid TOML: {error}.") from None
+        data.pop("calibration", None)
+        return cls.from_dict(data)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Config:
+        """A config from a TOML file, e.g. the policy file of `eventful calibrate`.
+
+        Raises:
+            MissingFileError: there is no such file.
+        """
+        try:
+            return cls.from_toml(Path(path).read_text(encoding="utf-8"))
+        except (FileNotFoundError, IsADirectoryError):
+            raise MissingFileError(f"{path} is not there; give a TOML file of a config.") from None
+        except (ConfigError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} cannot be read as a config: {error}") from None
 
     def to_toml(self) -> str:
         """TOML text that `from_toml` reads back.

@@ -16,14 +16,17 @@ from typer.core import TyperGroup
 from eventful.cli.evaluate import evaluate
 from eventful.cli.options import (
     Benchmarked,
+    Calibrated,
     Dtype,
     Filmed,
     Filming,
     Json,
+    Limited,
     Model,
     Sizes,
     TimedSystems,
     Timing,
+    Written,
     grouped,
 )
 from eventful.cli.train import train
@@ -283,6 +286,20 @@ def bench_video(
     from eventful.cli import bench_video
 
     bench_video.run(what, how, out, as_json)
+
+
+@app.command("calibrate")
+@grouped
+def calibrate_camera(*, what: Calibrated, limited: Limited, how: Filming, written: Written) -> None:
+    """What each setting would cost and lose on your camera, and which one to take.
+
+    Runs the dense model and every setting side by side on the videos. Writes the cheapest setting
+    within the limits as a file that `Config.load` takes. Exits with 1 if there is none.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from eventful.cli import calibrate
+
+    calibrate.run(what, limited, how, written)
 
 
 @bench.command("plot")

@@ -51,9 +51,7 @@ class Job:
 def run(what: Filmed, how: Filming, out: Path | None, as_json: bool) -> None:
     """Measure every clip, print, and write to `out` after each."""
     checked_device(how.device)
-    jobs = [Job(open_footage(name, what.frames, what.size, how.seed)) for name in what.clips or ()]
-    jobs += [_labelled(path, what.frames) for path in what.labels or ()]
-    jobs = _named_apart(jobs)
+    jobs = open_jobs(what.clips or (), what.labels or (), what.frames, what.size, how.seed)
     if not jobs:
         raise ConfigError("Name a clip: a video file, stress:pan, or --labels with a sequence.")
     backbone = load_backbone(what.model, what.weights)
@@ -67,11 +65,11 @@ def run(what: Filmed, how: Filming, out: Path | None, as_json: bool) -> None:
         how.compiled,
         how.compile_mode,
     )
-    point_head = None if what.head is None else _load_head(what.head, backbone, how.device)
+    point_head = None if what.head is None else load_head(what.head, backbone, how.device)
     where, rows = origin(how.device), []
     for job in jobs:
-        head = None if point_head is None else _head_of(point_head, job)
-        with _progress(job.footage.name) as tick:
+        head = None if point_head is None else head_of(point_head, job)
+        with progress(job.footage.name) as tick:
             made = measure(plan, job.footage, head, tick)
         rows += made.rows
         if out is not None:  # after each clip: an interrupted benchmark keeps what it has
@@ -84,6 +82,15 @@ def run(what: Filmed, how: Filming, out: Path | None, as_json: bool) -> None:
         print(json.dumps([store.as_data(row, where) for row in rows]))
     else:
         _close(out)
+
+
+def open_jobs(
+    clips: Sequence[str], labels: Sequence[Path], frames: int, size: str, seed: int
+) -> list[Job]:
+    """Clips by name and labelled sequences, at most so many frames of each, under own names."""
+    jobs = [Job(open_footage(name, frames, size, seed)) for name in clips]
+    jobs += [_labelled(path, frames) for path in labels]
+    return _named_apart(jobs)
 
 
 def _labelled(path: Path, frames: int) -> Job:
@@ -122,7 +129,7 @@ def _configs(texts: Sequence[str]) -> dict[str, Config]:
     return made
 
 
-def _load_head(path: Path, backbone: Backbone, device: str) -> PointHead:
+def load_head(path: Path, backbone: Backbone, device: str) -> PointHead:
     """The head that `python -m benchmarks.mot15` trains, from its `head.pt`."""
     if not path.is_file():
         raise CheckpointError(f"{path} is not there. `python -m benchmarks.mot15` trains a head.")
@@ -136,7 +143,7 @@ def _load_head(path: Path, backbone: Backbone, device: str) -> PointHead:
     return head.to(device).eval()
 
 
-def _head_of(head: PointHead, job: Job) -> Head | None:
+def head_of(head: PointHead, job: Job) -> Head | None:
     """Detections and average precision of one labelled clip; None for one without labels."""
     if job.video is None or job.video.boxes is None:
         return None
@@ -167,7 +174,7 @@ def _scaled(box: Box, x: float, y: float) -> Box:
 
 
 @contextmanager
-def _progress(name: str) -> Iterator[Tick]:
+def progress(name: str) -> Iterator[Tick]:
     """Progress on stderr: a bar on a terminal, otherwise one line per stage."""
     from rich.console import Console
     from rich.progress import Progress
@@ -199,7 +206,7 @@ def _show(rows: Sequence[VideoRow], about: str) -> None:
     title = f"{first.clip}, {first.model}, {first.size}, {first.tokens} tokens, " + (
         f"{first.frames} frames, {first.precision} on {first.device}"
     )
-    caption = f"dense: {first.dense_path}, {_number(first.dense_ms, 3)} ms" if first.ms else None
+    caption = f"dense: {first.dense_path}, {number(first.dense_ms, 3)} ms" if first.ms else None
     table = Table(
         title=title, caption=caption, box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)
     )
@@ -227,26 +234,28 @@ def _columns(rows: Sequence[VideoRow]) -> dict[str, Callable[[VideoRow], str]]:
     """The columns that some row has a value for; CSV and JSON have all."""
     columns: dict[str, Callable[[VideoRow], str]] = {
         "contender": lambda row: row.contender,
-        "updated": lambda row: _percent(row.updated),
-        "ops": lambda row: _percent(row.operations),
-        "ms": lambda row: _number(row.ms, 3),
-        "time": lambda row: _percent(row.time),
-        "+read": lambda row: _percent(row.time_read),
-        "error": lambda row: _number(row.error, 2),
-        "worst": lambda row: _number(row.error_worst, 2),
-        "cosine": lambda row: _number(row.cosine, 3),
-        "estimate": lambda row: _number(row.estimate_rank, 2),
-        "stale": lambda row: _percent(row.stale_caught),
-        "mAP50": lambda row: _percent(row.map50),
+        "updated": lambda row: percent(row.updated),
+        "ops": lambda row: percent(row.operations),
+        "ms": lambda row: number(row.ms, 3),
+        "time": lambda row: percent(row.time),
+        "+read": lambda row: percent(row.time_read),
+        "error": lambda row: number(row.error, 2),
+        "worst": lambda row: number(row.error_worst, 2),
+        "cosine": lambda row: number(row.cosine, 3),
+        "estimate": lambda row: number(row.estimate_rank, 2),
+        "stale": lambda row: percent(row.stale_caught),
+        "mAP50": lambda row: percent(row.map50),
     }
     return {name: show for name, show in columns.items() if any(show(row) for row in rows)}
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """A share with two digits or more; "" for None."""
     if value is None:
         return ""
     return f"{value:.0%}" if value >= 0.0995 else f"{value:.1%}"
 
 
-def _number(value: float | None, digits: int) -> str:
+def number(value: float | None, digits: int) -> str:
+    """A number with so many digits; "" for None."""
     return "" if value is None else f"{value:.{digits}g}"

@@ -219,6 +219,92 @@ class Filming:
 
 
 @dataclass(frozen=True)
+class Calibrated:
+    """What `eventful calibrate` compares on what."""
+
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model of timm.")]
+    videos: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="VIDEO...",
+            help="Video files, folders of pictures, stress:NAME, or stress:NAME:FILE.",
+        ),
+    ] = None
+    weights: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Its .safetensors; random if not given.")
+    ] = None
+    labels: Annotated[
+        list[Path] | None,
+        typer.Option(
+            file_okay=False, help="A MOTChallenge sequence to run on, too; may be repeated."
+        ),
+    ] = None
+    head: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False, help="Head of `benchmarks.mot15`, for average precision on --labels."
+        ),
+    ] = None
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]SPEC",
+            help="Measure this in place of the usual settings: default, TopFraction(0.12), "
+            "fast:TopR(64),max_age=32, skip:8, a .toml; may be repeated.",
+        ),
+    ] = None
+    preset: Annotated[
+        str, typer.Option(help="Update rule of the settings: fast, exact, paper, ...")
+    ] = "fast"
+    per_gate: Annotated[
+        bool,
+        typer.Option(
+            "--per-gate", help="Tune thresholds, one per gate and one for all: --preset paper."
+        ),
+    ] = False
+    size: Annotated[
+        str, typer.Option(metavar="HxW", help="Of the frames, or their longer side.")
+    ] = ""
+    frames: Annotated[int, typer.Option(min=1, help="At most so many of each video.")] = 64
+
+
+@dataclass(frozen=True)
+class Limited:
+    """What the setting that `eventful calibrate` recommends may lose and cost."""
+
+    error: Annotated[
+        float | None,
+        typer.Option(
+            help="Largest relative error, which 90 % of frames stay within. Default: 0.1, if no "
+            "other limit is given."
+        ),
+    ] = None
+    operations: Annotated[
+        float | None, typer.Option(help="Largest share of the dense operations, e.g. 0.2.")
+    ] = None
+    speed: Annotated[
+        float | None, typer.Option(help="At least so many times faster than dense, e.g. 2.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What `eventful calibrate` writes."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="Folder for JSON, picture and policy file."),
+    ] = None
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False, help="The recommended config as TOML; default: OUT/policy.toml."
+        ),
+    ] = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True)
 class TrainingFiles:
     """What `eventful train` reads and writes."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from eventful import policies
 from eventful.config import PRESETS, Config
-from eventful.errors import ConfigError, MissingFileError
+from eventful.errors import ConfigError
 from eventful.policies import NoiseThreshold, Policy
 
 FORMER = "former"  # the default of the first version, by name
@@ -38,10 +38,7 @@ def parse_config(text: str) -> tuple[str, Config]:
     if spec == FORMER:
         return name, former_default()
     if spec.endswith(".toml"):
-        path = Path(spec)
-        if not path.is_file():
-            raise MissingFileError(f"{path} is not there; --config takes a TOML file of a config.")
-        return (name if named else path.stem), Config.from_toml(path.read_text())
+        return (name if named else Path(spec).stem), Config.load(spec)
     preset, _, rest = spec.partition(":")
     if "," in preset:
         preset, _, rest = spec.partition(",")
