@@ -26,6 +26,7 @@ FLOORS = (
     {"config", "policies"},
     {"memory", "cost"},
     {"rules"},
+    {"budget"},
     {"surgery"},
     {"engine"},
     {"stream"},

@@ -9,6 +9,11 @@ from eventful import _moved
 from eventful.surgery import torchvision_repair
 
 if TYPE_CHECKING:
+    from eventful.budget import ErrorBudget as ErrorBudget
+    from eventful.budget import LatencyBudget as LatencyBudget
+    from eventful.budget import MemoryBudget as MemoryBudget
+    from eventful.budget import OperationsBudget as OperationsBudget
+    from eventful.budget import RateBudget as RateBudget
     from eventful.config import Config as Config
     from eventful.config import Context as Context
     from eventful.config import SceneCut as SceneCut
@@ -40,6 +45,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "budget": (
+        "ErrorBudget",
+        "LatencyBudget",
+        "MemoryBudget",
+        "OperationsBudget",
+        "RateBudget",
+    ),
     "surgery.adapters": ("Adapter", "register_adapter"),
     "surgery.inspection": ("inspect",),
     "surgery.torchvision_repair": ("repair_torchvision",),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from eventful.config import checked_policy
 from eventful.engine.call import Call
+from eventful.engine.controlled import ControlledRunner
 from eventful.engine.executor import Check, StepResult
 from eventful.engine.frames import (
     Signature,
@@ -19,14 +20,13 @@ from eventful.engine.frames import (
     refuse_attentions,
 )
 from eventful.engine.identity import identity_of
-from eventful.engine.runner import Runner
 from eventful.errors import FrameError, NonFiniteError, StreamNameError
 from eventful.memory.snapshot import Snapshot, read_snapshot, write_snapshot
 from eventful.memory.state import RowState
 from eventful.policies import Policy
 
 
-class Stream(Runner):
+class Stream(ControlledRunner):
     """One video through a converted model.
 
     `stream(frame)` returns what `model(frame)` returns. A batch of B frames is B videos
@@ -38,6 +38,8 @@ class Stream(Runner):
         maps: keep error maps and update masks in `last`.
         check: on a GPU errors are reported at the next step. With `sync` each step waits and
             reports its own, as on a CPU. May be assigned between frames.
+        budget: chooses the policy from frame to frame, see `eventful.budget`; may be assigned at
+            any time, and takes effect at the next frame.
     """
 
     def __repr__(self) -> str:
@@ -68,7 +70,7 @@ class Stream(Runner):
             if fresh:
                 self._executor = self._on_host(RowState(streams))
             try:
-                return self._run(range(streams), [self._policy] * streams, call).output
+                return self._run_controlled(range(streams), [self._policy] * streams, call).output
             except BaseException:
                 if fresh:
                     self._executor, self._planned = self._on_host(RowState(0)), None
@@ -113,7 +115,7 @@ class Stream(Runner):
 _SHOWN = 8  # names in a batch's repr
 
 
-class StreamBatch(Runner):
+class StreamBatch(ControlledRunner):
     """Many videos in one forward pass; they join and leave at any frame.
 
     Streams that are not part of a call keep their state. On a CPU, stepping all of them, in
@@ -232,7 +234,7 @@ class StreamBatch(Runner):
             rows = [self._row(name) for name in names]
             policies = [self._policies[name] for name in names]
             try:
-                done = self._run(rows, policies, call)
+                done = self._run_controlled(rows, policies, call)
             except NonFiniteError as error:
                 raise _with_names(error, names) from None
             if done.left_out:

@@ -234,6 +234,11 @@ def use_clock(now: Callable[[], float]) -> Iterator[None]:
         _now.remove(now)
 
 
+def now() -> float:
+    """Seconds of the clock in force."""
+    return _now[-1]() if _now else time.perf_counter()
+
+
 _events: dict[torch.device, list[tuple[Any, Any]]] = {}  # of clocks that nobody reads any more
 
 
@@ -277,11 +282,11 @@ def start_clock(device: torch.device, stream: Any = None) -> Callable[[], Callab
     """
     if device.type == "cuda" and not _now:
         return _EventClock(device, stream).stop
-    now = _now[-1] if _now else time.perf_counter
-    began = now()
+    read = _now[-1] if _now else time.perf_counter
+    began = read()
 
     def stop() -> Callable[[], float]:
-        elapsed = (now() - began) * 1000
+        elapsed = (read() - began) * 1000
         return lambda: elapsed
 
     return stop

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from eventful import ops
+from eventful.budget.base import Told
 from eventful.cost.fallback import Demand, Timing
 from eventful.cost.times import ENOUGH, start_clock
 from eventful.engine.call import Call
@@ -36,12 +38,14 @@ class _InFlight:
 
     Attributes:
         slots, frames: the streams of the pass, and their counts of frames before it.
+        whole: everything was recomputed.
         report: its rows, once it has arrived.
     """
 
     slots: list[int]
     frames: list[int]
     outcome: Outcome
+    whole: bool = False
     report: list[list[int]] = field(default_factory=list)
 
 
@@ -69,6 +73,7 @@ class DeviceExecutor(Executor):
         self._resident: tuple[StepPlan, ResidentPlan] | None = None
         self._rings: dict[int, list[HostBuffers]] = {}
         self._stepped = False
+        self._tokens = 0
 
     def leave(self, row: int) -> None:
         """See `Executor`."""
@@ -118,7 +123,7 @@ class DeviceExecutor(Executor):
             made.clock = read
             return made
 
-        return StepResult(output, timed, ran_model=not self._replayed())
+        return StepResult(output, timed, ran_model=not self._replayed(), clock=read)
 
     def _replayed(self) -> bool:
         """Whether the last step was recorded work alone: none of the model's own code ran."""
@@ -172,7 +177,7 @@ class DeviceExecutor(Executor):
         if fallback is not None and not request.flush:
             demand = demand_of(resident, known)
             request.dense = demand is not None and fallback.decide(demand)
-        request.width = resident.tokens
+        request.width = self._tokens = resident.tokens
         if not request.flush and not request.dense:
             request.width = width_of(resident, known, steady=request.plan.config.deterministic)
         before = list(state.frames)
@@ -189,7 +194,7 @@ class DeviceExecutor(Executor):
             others = set(self.state.rows) - set(state.rows)
             self.flush([self.state.rows.index(slot) for slot in others])
         state.frames = [0 if request.flush or request.dense else n + 1 for n in before]
-        self._pending.append(_InFlight(list(state.rows), before, outcome))
+        self._pending.append(_InFlight(list(state.rows), before, outcome, request.flush or request.dense))
         if request.dense:
             outcome.record = _as_fallback(outcome.record)
         return outcome, demand
@@ -251,6 +256,18 @@ class DeviceExecutor(Executor):
                 "the next good frame. With check='sync' each step waits and reports its own frame.",
                 streams=self._named(bad),
             )
+
+    def told(self) -> Told | None:
+        """See `Executor`; of the step before the one that is queued."""
+        flights = self._pending or self._before
+        if not flights or not all(flight.report for flight in flights):
+            return None
+        rows = [(flight.whole, row) for flight in flights for row in flight.report]
+        tokens = self._tokens or 1
+        shares = [1.0 if whole else row[3] / tokens for whole, row in rows]
+        known = [0 if whole else row[5] for whole, row in rows]
+        estimate = max(known) / ops.UNIT if min(known) >= 0 else None
+        return Told(sum(shares) / len(shares), estimate, all(whole for whole, _ in rows))
 
     def drain(self) -> None:
         """See `Executor`: outputs of the last step are looked at, too."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from eventful.budget.base import Told
 from eventful.engine.call import Call
 from eventful.engine.plan import StepPlan
 from eventful.engine.view import ModelView
@@ -25,12 +26,14 @@ class StepResult:
         record: makes the record of the step.
         ran_model: the model's own code ran, which may have changed its attributes.
         left_out: places in the call of frames that were not finite and were not stepped.
+        clock: gives its milliseconds; on a device it waits for the step.
     """
 
     output: Any
     record: Callable[[], StepRecord]
     ran_model: bool = True
     left_out: list[int] = field(default_factory=list)
+    clock: Callable[[], float] | None = None
 
 
 class Executor(ABC):
@@ -48,6 +51,10 @@ class Executor(ABC):
     @abstractmethod
     def settle(self) -> None:
         """Read what earlier steps reported; raises if one of them failed."""
+
+    @abstractmethod
+    def told(self) -> Told | None:
+        """What the last step told, as far as `settle` has read it; None where nothing did."""
 
     def drain(self) -> None:
         """The same, and wait for what is still running."""

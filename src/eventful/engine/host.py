@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eventful.budget.base import Told
 from eventful.cost.fallback import Timing
 from eventful.cost.times import start_clock
 from eventful.engine.call import Call
@@ -39,9 +40,19 @@ class HostExecutor(Executor):
     def __post_init__(self) -> None:
         self._constants: dict[Any, Any] = {}
         self._seen = False
+        self._last: StepRecord | None = None
 
     def settle(self) -> None:
         """Nothing is in flight."""
+
+    def told(self) -> Told | None:
+        """See `Executor`."""
+        record = self._last
+        if record is None:
+            return None
+        gate, block = next(iter(record.gates.values())), next(iter(record.blocks.values()))
+        share = float(gate.counts.float().mean()) / block.shape.tokens
+        return Told(share, record.estimate, all(record.flushed))
 
     def finish(self) -> None:
         """Nothing is in flight."""
@@ -72,8 +83,8 @@ class HostExecutor(Executor):
                 raise
             places = sorted([*bad, *(good[row] for row in error.rows)])
             raise NonFiniteError(str(error), rows=tuple(places)) from None
-        self._seen = True
-        return StepResult(output, lambda: record, left_out=bad)
+        self._seen, self._last = True, record
+        return StepResult(output, lambda: record, left_out=bad, clock=record.clock)
 
     def _passes(
         self, rows: Sequence[int], plan: StepPlan, call: Call, view: ModelView

@@ -13,7 +13,9 @@ from eventful import ops
 from eventful.config import Config, checked_policy, policies_set
 from eventful.engine import plan as plans
 from eventful.engine.advice import judge_frame
+from eventful.budget.base import Budget
 from eventful.engine.call import Call
+from eventful.engine.control import Control, checked_budget
 from eventful.engine.dense import Fallbacks
 from eventful.engine.device import DeviceExecutor
 from eventful.engine.exclusive import Exclusive
@@ -50,6 +52,9 @@ from eventful.surgery.wrappers import checked_model, refuse_wrappers
 from eventful.tokens.layout import TokenLayout
 
 
+Policies = Sequence[Policy | None] | Callable[[], Sequence[Policy | None]]
+
+
 class Runner:
     """Owns the state of some streams; after a step that failed they go on with right results."""
 
@@ -62,6 +67,7 @@ class Runner:
         *,
         maps: bool = False,
         check: Check = "async",
+        budget: Budget | None = None,
     ) -> None:
         session = find_session(checked_model(model, type(self).__name__))
         if session is None:
@@ -89,6 +95,7 @@ class Runner:
         self._busy = threading.Lock()
         self._closed = False
         self._ran = True  # the model's own code ran in the last step
+        self._control = Control(checked_budget(budget, self.config))
 
     @property
     def check(self) -> Check:
@@ -135,7 +142,7 @@ class Runner:
 
     def summary(self) -> Summary:
         """What the steps since the start, or the last `reset`, did in sum."""
-        return self._tally.sum(self._fallbacks.dense_ms())
+        return self._tally.sum(self._fallbacks.dense_ms(), **self._control.log.totals())
 
     @property
     def nbytes(self) -> int:
@@ -153,6 +160,7 @@ class Runner:
             self._last = None
             self._tally = Tally()
             self._steps = 0
+            self._control.forget()
 
     def _blank(self) -> RowState:
         """The state of these streams before their first frame."""
@@ -206,7 +214,7 @@ class Runner:
         return Exclusive(self._busy)
 
     def _run(
-        self, rows: Sequence[int], policies: Sequence[Policy | None], call: Call
+        self, rows: Sequence[int], policies: Policies, call: Call
     ) -> StepResult:
         """Step the streams in `rows`; one that raises is undone, or the next recomputes all."""
         try:
@@ -224,10 +232,12 @@ class Runner:
             self._executor, self._planned = self._on_host(RowState(len(self._state))), None
 
     def _step(
-        self, rows: Sequence[int], policies: Sequence[Policy | None], call: Call
+        self, rows: Sequence[int], policies: Policies, call: Call
     ) -> StepResult:
         """See `_run`."""
         self._executor.settle()
+        if callable(policies):
+            policies = policies()
         view, late = self._check_weights()
         plan = self._plan(policies, call, view)
         done = self._executor.step(rows, plan, call, view)

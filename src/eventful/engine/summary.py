@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from eventful import ops
 from eventful.errors import ConfigError
@@ -34,6 +35,10 @@ class Summary:
             None where nothing estimates.
         stale: frames whose output was marked as stale.
         at_ceiling: steps in which more tokens wanted to pass than were let through.
+        audits: comparisons with the dense model.
+        audit_error, worst_audit_error: of the last 1024 of them, median and largest.
+        audit_cosine, worst_audit_cosine: of tokens' outputs, median, and the worst token.
+        audit_ms: that the comparisons took, all together.
     """
 
     steps: int = 0
@@ -49,6 +54,12 @@ class Summary:
     worst_estimate: float | None = None
     stale: int = 0
     at_ceiling: int = 0
+    audits: int = 0
+    audit_error: float | None = None
+    worst_audit_error: float | None = None
+    audit_cosine: float | None = None
+    worst_audit_cosine: float | None = None
+    audit_ms: float = 0.0
 
     @property
     def operations_saved(self) -> float:
@@ -75,6 +86,12 @@ class Summary:
             lines.append(
                 f"estimated error {self.estimate:.3f}, at worst {self.worst_estimate:.3f}; "
                 f"{_count(self.stale, 'frame')} stale"
+            )
+        if self.audits:
+            lines.append(
+                f"{_count(self.audits, 'comparison')} with dense: error {self.audit_error:.3f}, at "
+                f"worst {self.worst_audit_error:.3f}, cosine {self.audit_cosine:.3f}, worst token "
+                f"{self.worst_audit_cosine:.3f}; {self.audit_ms:.3g} ms in all"
             )
         if self.at_ceiling:
             lines.append(f"{_count(self.at_ceiling, 'step')} at the ceiling of the policy")
@@ -134,7 +151,7 @@ class Tally:
         self._estimates.extend(shares)
         self._sums["stale"] += sum(share > STALE for share in shares)
 
-    def sum(self, dense_ms: float | None) -> Summary:
+    def sum(self, dense_ms: float | None, **audits: Any) -> Summary:
         """All that was noted."""
         self._read()
         if not self._sums["steps"]:
@@ -144,5 +161,5 @@ class Tally:
         return Summary(
             **sums, tokens=tokens, ms=median(self._ms), dense_ms=dense_ms,
             estimate=None if self._worst is None else median(self._estimates),
-            worst_estimate=self._worst,
+            worst_estimate=self._worst, **audits,
         )  # fmt: skip

@@ -1,0 +1,176 @@
+"""A stream's budget at work: what it hears of each step, and what it wants of the next."""
+
+from __future__ import annotations
+
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from eventful.budget.audit import AuditLog
+from eventful.budget.base import Budget, BudgetReport, Controller, Facts, Told, Turn
+from eventful.budget.memory import MemoryBudget
+from eventful.config import Config
+from eventful.cost import counting, times
+from eventful.errors import ConfigError
+from eventful.policies import Policy
+from eventful.policies.base import refresh_period
+from eventful.rules.record import StepRecord
+
+_QUEUED = 2  # steps of a device whose times are still to come
+
+
+def checked_budget(budget: Any, config: Config) -> Budget | None:
+    """A budget that a config can hold, or None."""
+    if budget is None:
+        return None
+    if not isinstance(budget, Budget):
+        raise ConfigError(
+            f"A budget is one of eventful.budget, e.g. ErrorBudget(0.1); got {budget!r}. For a "
+            "number of tokens assign a policy, e.g. stream.policy = TopR(256)."
+        )
+    if config.gating not in budget.gatings:
+        raise ConfigError(
+            f"{type(budget).__name__} needs gating {' or '.join(map(repr, budget.gatings))} "
+            f"(Config.fast); this model was converted with {config.gating!r}."
+        )
+    return budget
+
+
+def facts_of(record: StepRecord, config: Config, state_bytes: int, *, shared: bool) -> Facts:
+    """What a budget may know of a stream, from the record of a dense step.
+
+    Args:
+        state_bytes: held for one stream.
+        shared: the streams of a batch share what there is.
+    """
+    shapes = [block.shape for block in record.blocks.values()]
+    tokens = shapes[0].tokens
+    layout = next(iter(record.layouts.values()))
+    forced = layout.prefix + layout.suffix if config.protect else 0
+    if config.max_age is not None:
+        forced += -(-tokens // refresh_period(config.max_age, len(shapes)))
+    able = [i for i, shape in enumerate(shapes) if shape.window is None]
+    followed = set(config.context.spread(able)) if config.context is not None else set()
+
+    def operations(count: int) -> int:
+        total = counting.Operations()
+        for i, shape in enumerate(shapes):
+            keys = min(count, shape.keys)
+            work = counting.BlockWork(
+                count, keys, count, count, context=keys if i in followed else 0
+            )
+            total = total + counting.count_block(shape, config, work)
+        if config.gating == "frame":
+            total = total + counting.count_frame_gate(tokens, shapes[0].dim)
+        for numbers in record.positions.values():
+            total = total + counting.count_positions(*numbers)
+        if config.motion and shapes[0].grid is not None:
+            height, width = shapes[0].grid
+            total = total + counting.count_motion(height * width, shapes[0].dim, 2)
+        return total.total
+
+    return Facts(
+        tokens=tokens,
+        forced=min(forced, tokens),
+        operations=operations,
+        dense_operations=record.dense_macs // len(record.flushed),
+        state_bytes=state_bytes,
+        shared=shared,
+    )
+
+
+@dataclass
+class Control:
+    """Keeps one budget of a stream or a batch.
+
+    Attributes:
+        facts: made when the first frame is through.
+        wanted: of the step that is running or was last.
+        every: compare each so many steps with the dense model; None for never.
+    """
+
+    budget: Budget | None = None
+    every: int | None = None
+    log: AuditLog = field(default_factory=AuditLog)
+    facts: Facts | None = None
+    wanted: Turn = field(default_factory=Turn)
+    _controller: Controller | None = None
+    _clocks: list[tuple[Told | None, Callable[[], float], float | None]] = field(
+        default_factory=list
+    )
+    _started: float | None = None
+    _interval: float | None = None
+    _error: Callable[[], float] | None = None
+    _audited: Told | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to do."""
+        return self.budget is not None or self.every is not None
+
+    def assign(self, budget: Budget | None) -> None:
+        """Hold another budget from the next step on."""
+        self.budget, self._controller, self.wanted = budget, None, Turn()
+        self._error = self._audited = None
+
+    def forget(self) -> None:
+        """Start over, e.g. for frames of another size."""
+        self.assign(self.budget)
+        self.facts, self._clocks, self.log = None, [], AuditLog()
+        self._started = self._interval = None
+
+    def start(self) -> None:
+        """A step begins."""
+        began = times.now() * 1000
+        self._interval = None if self._started is None else began - self._started
+        self._started = began
+
+    def choose(self, told: Told | None, streams: int) -> Policy | None:
+        """Hear what the last step told, and say which policy the next has; None for its own."""
+        self._hear(told)
+        if self.budget is None or self.facts is None:
+            return None
+        if isinstance(self.budget, MemoryBudget):
+            self.budget.check(self.facts.state_bytes, streams)
+        if self._controller is None:
+            self._controller = self.budget.controller(self.facts)
+        self.wanted = self._controller.turn()
+        return self.wanted.policy
+
+    def _hear(self, told: Told | None) -> None:
+        controller = self._controller
+        if controller is None:
+            self._clocks.clear()
+            return
+        if self._audited is not None and self._error is not None:
+            controller.audited(self._audited, self._error())
+        self._audited = self._error = None
+        if told is not None:
+            controller.learn(told)
+        if self._clocks and self._clocks[-1][0] is None:
+            self._clocks[-1] = (told, *self._clocks[-1][1:])
+        while self._clocks and (len(self._clocks) > _QUEUED or not self._later):
+            about, read, interval = self._clocks.pop(0)
+            if about is not None:
+                controller.timed(about, read(), interval)
+
+    _later = False
+
+    def stepped(self, clock: Callable[[], float] | None, *, later: bool) -> None:
+        """A step was started; on a device its time comes later."""
+        self._later = later
+        if clock is not None and self._controller is not None:
+            self._clocks.append((None, clock, self._interval))
+
+    def compared(self, told: Told | None, error: Callable[[], float]) -> None:
+        """A step was compared with a dense one that the stream goes on from."""
+        self._audited, self._error = told, error
+        if self._clocks:
+            self._clocks.pop()
+
+    def report(self) -> BudgetReport | None:
+        """How the budget is doing; None without one, or before the first frame."""
+        return None if self._controller is None else self._controller.report()
+
+
