@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from eventful.policies import GateContext as GateContext
     from eventful.policies import NoiseThreshold as NoiseThreshold
     from eventful.policies import Policy as Policy
+    from eventful.policies import Shared as Shared
     from eventful.policies import Threshold as Threshold
     from eventful.policies import TopFraction as TopFraction
     from eventful.policies import TopR as TopR
@@ -53,6 +54,7 @@ _HOMES = {
         "GateContext",
         "NoiseThreshold",
         "Policy",
+        "Shared",
         "Threshold",
         "TopFraction",
         "TopR",

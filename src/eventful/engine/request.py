@@ -17,7 +17,7 @@ from eventful.policies import SelectionParams
 from eventful.rules.record import StepRecord
 from eventful.surgery.session import Session
 
-PARAMS = 12  # numbers of a stream that a step reads
+PARAMS = 13  # numbers of a stream that a step reads
 
 
 class StepShape(NamedTuple):
@@ -27,7 +27,7 @@ class StepShape(NamedTuple):
     width: int
     flush: bool
     dense: bool
-    needs: tuple[bool, bool]
+    needs: tuple[bool, bool, bool]
     maps: bool
     call: Hashable
     hint: tuple[int, ...] | None
@@ -97,7 +97,8 @@ class HostBuffers:
 
     Attributes:
         params: (PARAMS, B) slot, turn, cap, floor; level, low, whether these are relative,
-            renewal, k, momentum, inertia, whether it follows the noise.
+            whether cap and floor are of a pool, renewal, k, momentum, inertia, whether it follows
+            the noise.
         numbers: the same memory as an array.
         report, sound: see `GateInputs`.
         reported: event after which the report is there; None where nothing is waited for.
@@ -128,5 +129,5 @@ class HostBuffers:
             follows = one.noise is not None
             self.numbers[:, stream] = (
                 slot, frames + 1, one.cap, one.floor, one.level, one.low, one.relative,
-                one.renewal, *noise, follows,
+                one.shared, one.renewal, *noise, follows,
             )  # fmt: skip

@@ -35,16 +35,25 @@ class Counts:
     passed: int
 
 
-def _most(params: SelectionParams, resident: ResidentPlan) -> int:
-    """Most tokens that pass a gate."""
+def _budget(params: SelectionParams, resident: ResidentPlan) -> int:
+    """Most tokens that pass a gate; of a stream in a pool, those it puts in."""
     return min(params.cap + resident.forced, resident.tokens)
+
+
+def _most(params: SelectionParams, resident: ResidentPlan) -> int:
+    """Most tokens that pass a gate; a stream may get the whole pool but for the others' floors."""
+    if not params.shared:
+        return _budget(params, resident)
+    pool = [one for one in resident.params if one.shared]
+    most = sum(one.cap - one.floor for one in pool) + params.floor
+    return min(most + resident.forced, resident.tokens)
 
 
 def demand_of(resident: ResidentPlan, known: Sequence[Counts | None]) -> Demand | None:
     """What decides between dense and eventful; None where a stream's counts are not known."""
     wanted, updated = [], []
     for params, counts in zip(resident.params, known, strict=True):
-        most = _most(params, resident)
+        most = _budget(params, resident)
         if params.level == -math.inf:  # a fixed number, known before any step has reported
             counts = Counts(most, most)
         if counts is None:
@@ -64,8 +73,10 @@ def width_of(resident: ResidentPlan, known: Sequence[Counts | None], *, steady: 
     fixed, need = True, 1
     for params, counts in zip(resident.params, known, strict=True):
         most = _most(params, resident)
-        if params.level != -math.inf and not steady:
+        if not params.fixed and not steady:
             share = resident.tokens * _FIRST_SHARE
+            if params.shared:
+                share = max(share, _budget(params, resident))
             guess = share if counts is None else counts.passed * _MARGIN
             most, fixed = min(most, math.ceil(guess)), False
         need = max(need, most)

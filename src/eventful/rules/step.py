@@ -37,6 +37,8 @@ class GateInputs:
         level, cap, low, floor: (B,) of each stream's policy, see `ops.PickRule`.
         relative: (B,) whether `level` and `low` are multiples of the contrast of the tokens; None
             if that is so in no stream. `low` and `floor` count only where it is so in some.
+        shared: (B,) whether `cap` and `floor` belong to a pool, see `ops.Pool`; None if that is so
+            in no stream.
         renewal: (B,) see `SelectionParams`.
         noise: (4, B) k, momentum, inertia and whether it counts, of policies that follow the
             noise; None if no stream has one.
@@ -55,6 +57,7 @@ class GateInputs:
     low: Tensor
     floor: Tensor
     relative: Tensor | None
+    shared: Tensor | None
     renewal: Tensor
     noise: Tensor | None
     report: Tensor
@@ -80,6 +83,9 @@ class GateInputs:
         relative = None
         if any(one.relative for one in params):
             relative = torch.tensor([one.relative for one in params], device=device)
+        shared = None
+        if any(one.shared for one in params):
+            shared = torch.tensor([one.shared for one in params], device=device)
         return cls(
             turn=torch.tensor(frames, device=device) + 1,
             level=torch.tensor([one.level for one in params], dtype=torch.float32, device=device),
@@ -87,6 +93,7 @@ class GateInputs:
             low=torch.tensor([one.low for one in params], dtype=torch.float32, device=device),
             floor=torch.tensor([one.floor for one in params], device=device),
             relative=relative,
+            shared=shared,
             renewal=torch.tensor([one.renewal for one in params], device=device),
             noise=noise,
             report=torch.zeros(len(params), ops.REPORT, dtype=torch.int32, device=device),
@@ -267,8 +274,9 @@ class Gate:
     def wants_contrast(self) -> bool:
         """Whether anything is measured in multiples of the contrast of the tokens."""
         cuts = self.leading and self.step.config.scene_cut is not None
-        needed = self.inputs.relative is not None or self.inputs.own_policies
-        return self.kind == "frame" or cuts or needed
+        inputs = self.inputs
+        units = inputs.relative is not None or inputs.shared is not None or inputs.own_policies
+        return self.kind == "frame" or cuts or units
 
     @property
     def samples(self) -> bool:

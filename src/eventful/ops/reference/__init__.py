@@ -45,6 +45,7 @@ from eventful.ops.reference.motion import (
     lost_tokens,
     match_blocks,
 )
+from eventful.ops.reference.pool import Pool, share_out
 from eventful.ops.reference.rows import (
     add_norm,
     gather,
@@ -77,6 +78,7 @@ __all__ = [
     "LayerNorm",
     "PickRule",
     "Picked",
+    "Pool",
     "WindowGrid",
     "WindowMap",
     "add_context_",
@@ -116,6 +118,7 @@ __all__ = [
     "sample",
     "scatter_",
     "score_of",
+    "share_out",
     "split_heads",
     "swap_rows_",
     "take_slots",
