@@ -28,6 +28,7 @@ PUBLIC = [
     "GateContext",
     "NoiseThreshold",
     "Policy",
+    "Shared",
     "SceneCut",
     "Selection",
     "StepRecord",

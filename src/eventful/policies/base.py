@@ -166,7 +166,10 @@ def select_above(
     low: Tensor | None = None,
     floor: int = 0,
 ) -> Selection:
-    """The tokens that `SelectionParams` describe; `level`, `cap` and `low` may differ by stream, (B,)."""
+    """The tokens that `SelectionParams` describe.
+
+    `level`, `cap` and `low` may differ by stream, (B,).
+    """
     forced = context.forced
     if forced is None and isinstance(level, float) and level == -math.inf:
         return Selection.top(error, cap)

@@ -97,8 +97,9 @@ class Shared:
     more than it put in for that reason. Tokens on top (see `TopR`) are not taken from the pool.
     Alone, a stream selects as `TopFraction(fraction)` does.
 
-    A stream without contrast (a picture of one colour) keeps to its own tokens, and so does each
-    stream where a policy that has no `params` is in the same step.
+    A stream without contrast (a picture of one colour), or with less than a thousandth of that of
+    another, keeps to its own tokens. So does each stream where a policy that has no `params` is in
+    the same step.
 
     Attributes:
         fraction: share of the tokens of a stream that it puts into the pool.

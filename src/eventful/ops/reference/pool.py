@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LEAST = 1e-12  # contrasts up to it are none: errors cannot be compared with those of others
+LEAST = 1e-12  # contrasts count as this much at least
+FLAT = 1e-3  # of the largest contrast: a picture with less shows nothing but rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +38,9 @@ def share_out(
     The best `floor` tokens of each stream in the pool come first, then the largest errors relative
     to the contrast of their stream, until as many tokens pass as were put in. Of equal ones those
     go first that have fewer of their own stream ahead of them, then those of the first stream. A
-    stream with an error that is not finite puts in nothing, and one without contrast takes no
-    part. The sizes are fixed and nothing is asked of the host, so that it can be recorded.
+    stream with an error that is not finite puts in nothing, and one without contrast, or with far
+    less than another, takes no part. The sizes are fixed and nothing is asked of the host, so that
+    it can be recorded.
 
     Args:
         error: (B, N).
@@ -53,6 +55,7 @@ def share_out(
     able = (pool.shared > 0) & torch.isfinite(error).all(dim=-1)
     able = able & torch.isfinite(contrast) & (contrast > LEAST)
     able = able if sound is None else able & sound
+    able = able & (contrast > FLAT * torch.where(able, contrast, 0.0).max())
     counts = able[:, None] if forced is None else able[:, None] & ~forced
     score = torch.where(counts, error / contrast.clamp_min(LEAST)[:, None], -torch.inf)
     score = score.sort(dim=-1, descending=True).values
