@@ -25,6 +25,7 @@ class StepShape(NamedTuple):
 
     batch: int
     width: int
+    rows: int | None
     flush: bool
     dense: bool
     needs: tuple[bool, bool, bool]
@@ -46,6 +47,7 @@ class StepRequest:
         flush: recompute everything; there may be no memory yet.
         dense: recompute everything, and count the tokens that wanted to pass.
         width: slots of each selection, M.
+        rows: of all selections together where they are packed, P; None where they are not.
     """
 
     session: Session
@@ -58,14 +60,15 @@ class StepRequest:
     flush: bool = False
     dense: bool = False
     width: int = 0
+    rows: int | None = None
 
     def shape(self) -> StepShape:
         """Which recording serves it."""
         first = self.state.rows[0] if self.state.fixed else None
         hint = None if self.call.motion is None else tuple(self.call.motion.shape)
         return StepShape(
-            len(self.state.rows), self.width, self.flush, self.dense, self.resident.needs,
-            self.plan.maps, self.call.key(), hint, first, self.plan.precision,
+            len(self.state.rows), self.width, self.rows, self.flush, self.dense,
+            self.resident.needs, self.plan.maps, self.call.key(), hint, first, self.plan.precision,
         )  # fmt: skip
 
 

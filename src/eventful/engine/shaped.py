@@ -178,6 +178,7 @@ class ShapedStep:
             report=self.report,
             sound=self.sound,
             width=request.width,
+            rows=request.rows,
             count_wanted=request.dense,
             gated=gated,
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from eventful.cost.fallback import Demand
 from eventful.engine.plan import ResidentPlan
 from eventful.policies import SelectionParams
+from eventful.tokens.packing import WORTH
 
 _MARGIN = 1.125  # room for more tokens than passed at the last frame
 _FIRST_SHARE = 0.25  # of the tokens, before a threshold's first count is known
@@ -81,3 +82,25 @@ def width_of(resident: ResidentPlan, known: Sequence[Counts | None], *, steady: 
             most, fixed = min(most, math.ceil(guess)), False
         need = max(need, most)
     return bucket(min(need, resident.tokens), resident.tokens, steady=fixed)
+
+
+def rows_of(
+    resident: ResidentPlan, known: Sequence[Counts | None], width: int, *, steady: bool
+) -> int | None:
+    """Rows for the selected tokens of all streams together; None where they are better padded.
+
+    Args:
+        known, steady: see `width_of`.
+        width: slots of each selection.
+    """
+    fixed, need = True, 0
+    for params, counts in zip(resident.params, known, strict=True):
+        most = _budget(params, resident)  # of a pool no more pass in all than were put in
+        if not params.shared:
+            most = min(most, width)
+        if params.level != -math.inf and not steady and counts is not None:
+            most, fixed = min(most, math.ceil(counts.passed * _MARGIN)), False
+        need += most
+    padded = len(resident.params) * width
+    rows = bucket(min(need, padded), padded, steady=fixed)
+    return rows if len(resident.params) > 1 and rows <= WORTH * padded else None

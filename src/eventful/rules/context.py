@@ -27,6 +27,8 @@ def attend_in_context(
 ) -> Tensor:
     """Attention of the selected queries (B, M, H*d) that also follows the context.
 
+    With a packing, queries and outputs are (1, P, H*d); keys and values are not packed.
+
     Args:
         fresh: see `GlobalAttention.selected_queries`.
     """
@@ -45,10 +47,11 @@ def attend_in_context(
             memory, (k, v), old, attention.keys.count, spec.scale, state.slots,
             **attention.context_bias(),
         )  # fmt: skip
-    rows = {"query": q, "lse": lse, "change": torch.zeros_like(q)}
+    q = attention.spread(q)
+    rows = {"query": q, "lse": attention.spread(lse), "change": torch.zeros_like(q)}
     state.write_all({spec.slot(name): value for name, value in rows.items()}, chosen)
     if step.flush_any:
-        _keep_size(step, spec, attended)
+        _keep_size(step, spec, attention.spread(attended))
     return attended
 
 

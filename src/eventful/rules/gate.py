@@ -208,6 +208,8 @@ def _select(this: Gate, errors: dict[float, Tensor], seen: Seen, plain: Tensor |
         rule = replace(rule, cap=caps_of(this, seen, error, forced))
     width = 1 if inputs.count_wanted else inputs.width
     picked = ops.pick(error, rule, width, inputs.report)
+    if inputs.rows is not None:
+        picked = ops.fit_rows(picked, inputs.rows)
     if rule.scene is None and this.leading and step.config.scene_cut is not None:
         assert plain is not None
         _cut_by_l2(this, plain, levels.contrast)

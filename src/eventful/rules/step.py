@@ -19,6 +19,7 @@ from eventful.policies import Policy, SelectionParams, params_of
 from eventful.rules.record import BlockRecord, GateRecord, StepRecord
 from eventful.rules.spec import BlockSpec
 from eventful.tokens.layout import TokenLayout
+from eventful.tokens.packing import Packing
 from eventful.tokens.selection import Selection
 
 LEADING = ("qkv", "block", "frame")  # kinds that may be the first gate of a trunk
@@ -45,6 +46,8 @@ class GateInputs:
         report: (B, ops.REPORT) int32, see `ops.pick`.
         sound: (B,) whether all outputs were finite; set by the last block.
         width: slots of every selection, M; None for as many as pass.
+        rows: rows of all streams together where they are packed, P; None to pad each to M, or,
+            without a width, to let the host count them.
         params: of the policies, where the host may use them; None elsewhere.
         own_policies: some policy has no parameters, so that all policies' `select` is called.
         count_wanted: all tokens are updated, and those that wanted to pass are counted first.
@@ -63,6 +66,7 @@ class GateInputs:
     report: Tensor
     sound: Tensor
     width: int | None = None
+    rows: int | None = None
     params: Sequence[SelectionParams] | None = None
     own_policies: bool = False
     count_wanted: bool = False
@@ -144,7 +148,9 @@ class Step:
         demand: what it decided by; None where nothing was decided.
         taps: by trunk, blocks whose full output the model's caller will see.
         selections: the frame gate's choice by trunk, for gating `frame`.
-        compact: trunks whose blocks now pass only the selected tokens on.
+        compact: trunks whose blocks now pass only the selected tokens on, with the index (B, M) of
+            these, or (1, P) where they are packed.
+        packings: of the frame gate's choice by trunk, where its rows are packed.
         cache: values shared by the blocks of one step, e.g. the tokens due for a refresh.
         constants: values that depend on the weights and sizes alone, kept from step to step.
         inputs: what the gates read, by trunk; made from the policies where it is missing.
@@ -166,7 +172,8 @@ class Step:
     demand: Demand | None = None
     taps: dict[str, set[int]] = field(default_factory=dict)
     selections: dict[str, Selection] = field(default_factory=dict)
-    compact: set[str] = field(default_factory=set)
+    compact: dict[str, Tensor] = field(default_factory=dict)
+    packings: dict[str, Packing] = field(default_factory=dict)
     cache: dict[Any, Any] = field(default_factory=dict)
     constants: dict[Any, Any] = field(default_factory=dict)
     inputs: dict[str, GateInputs] = field(default_factory=dict)

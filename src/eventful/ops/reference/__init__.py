@@ -6,6 +6,7 @@ means an argument is written.
 """
 
 from eventful.ops.reference.attention import (
+    Ragged,
     attend,
     attend_lse,
     attend_partial,
@@ -31,6 +32,7 @@ from eventful.ops.reference.gates import (
     Picked,
     PickRule,
     error_norm,
+    fit_rows,
     follow_level,
     follow_scene,
     pick,
@@ -79,6 +81,7 @@ __all__ = [
     "PickRule",
     "Picked",
     "Pool",
+    "Ragged",
     "WindowGrid",
     "WindowMap",
     "add_context_",
@@ -94,6 +97,7 @@ __all__ = [
     "error_norm",
     "estimate_error_",
     "exchange_",
+    "fit_rows",
     "follow_change_",
     "follow_level",
     "follow_scene",
