@@ -101,6 +101,19 @@ def test_equals_padded_rows(family, options, device, rows_seen, monkeypatch):
         assert_near(a, b, "operation" if family in ("sam", "vitdet") else "step", f"frame {time}")
 
 
+@pytest.mark.parametrize("family", ["vit", "vitdet_plain"])
+def test_pooled_keys(family, rows_seen, monkeypatch):
+    entry = {**zoo_timm.ZOO, **zoo_transformers.ZOO}[family]
+    clips = moving_square(5, entry.size, batch=4, noise=0.1)
+    packed = run(entry, clips, "cpu", pool=2)
+    assert rows_seen
+    never(monkeypatch)
+    padded = run(entry, clips, "cpu", pool=2)
+    assert packed[2] == padded[2]
+    for a, b in zip(packed[0], padded[0], strict=True):
+        assert_near(a, b, "operation")
+
+
 def test_only_real_rows_run_on_the_host(rows_seen):
     entry = FAMILIES["vit"]
     run(entry, moving_square(4, entry.size, batch=4, noise=0.1), "cpu")
@@ -186,6 +199,16 @@ class TestPacking:
         assert [(stream, index[0].tolist()) for stream, _, index in found] == [
             (0, [4]), (1, [1, 2, 5]), (3, [3, 6]),
         ]  # fmt: skip
+
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_rows_are_written_without_padding(self, whole):
+        target = Packing.of(self.selection).target
+        memory = torch.zeros(4, 7, 2) if whole else torch.zeros(7, 4, 2).transpose(0, 1)
+        rows = torch.randn(1, 6, 2)
+        target.scatter_(memory, rows)
+        assert torch.equal(memory[[0, 1, 1, 1, 3, 3], [4, 1, 2, 5, 3, 6]], rows[0])
+        assert torch.equal(target.gather(memory), rows)
+        assert (memory != 0).any(dim=-1).sum() == 6
 
     def test_not_worth_it(self):
         full = Selection(torch.tensor([[0, 1], [1, 1]]), 4, torch.tensor([2, 2]))

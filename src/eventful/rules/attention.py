@@ -101,11 +101,16 @@ class GlobalAttention:
         """What `_over_all` gave, packed as the queries are."""
         if self.packing is None:
             return parts[0]
-        return self.packing.pack(parts[0]) if self.packing.counts is None else torch.cat(parts, 1)
+        return torch.cat(parts, dim=1) if self.packing.by_stream else self.packing.pack(parts[0])
 
-    def spread(self, rows: Tensor) -> Tensor:
-        """Rows (B, M, D) as `selection` has them, of rows that are packed as the queries are."""
-        return rows if self.packing is None else self.packing.unpack(rows)
+    @property
+    def target(self) -> Selection:
+        """What rows are written with, once they are `placed`."""
+        return self.selection if self.packing is None else self.packing.target
+
+    def placed(self, rows: Tensor) -> Tensor:
+        """Rows as `target` takes them, of rows that are packed as the queries are."""
+        return rows if self.packing is None else self.packing.placed(rows)
 
     def _over_all(
         self, q: Tensor, fresh: tuple[Tensor, Tensor] | None
@@ -123,8 +128,8 @@ class GlobalAttention:
         else:
             k, v = self.pooled("key"), self.pooled("value")
         packing, scale = self.packing, self.spec.scale
-        if packing is None or packing.counts is None:
-            heads = self.heads(self.spread(q))
+        if packing is None or not packing.by_stream:
+            heads = self.heads(self.placed(q))
             named: dict[str, Any] = {"slots": slots}
             named["relative"] = self._relative(heads, self.selection.index)
             if packing is not None:
@@ -354,8 +359,8 @@ def _swap_keys(
 def swap_keys(
     attention: GlobalAttention, rows: tuple[Tensor, Tensor]
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The same for keys and values alone."""
-    state, spec, chosen = attention.step.state, attention.spec, attention.selection
+    """The same for keys and values alone; they are packed where the target of a packing is."""
+    state, spec, chosen = attention.step.state, attention.spec, attention.target
     names = (spec.slot("key"), spec.slot("value"))
     if attention.step.config.pool > 1:
         old = tuple(attention.keys.gather(attention.pooled(name)) for name in ("key", "value"))
@@ -363,6 +368,11 @@ def swap_keys(
         new = tuple(attention.keys.gather(attention.pooled(name)) for name in ("key", "value"))
         return (new[0], new[1]), (old[0], old[1])
     buffers = (state.open(names[0], chosen), state.open(names[1], chosen))
+    if attention.packing is not None and attention.packing.by_stream:
+        before = (chosen.gather(buffers[0]), chosen.gather(buffers[1]))
+        for buffer, values in zip(buffers, rows, strict=True):
+            chosen.scatter_(buffer, values)
+        return rows, before
     return rows, ops.swap_rows_(buffers, rows, chosen.index, chosen.count, state.slots)
 
 

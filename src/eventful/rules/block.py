@@ -128,10 +128,11 @@ def _attend_selected(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Attention outputs of the selected tokens, packed as q is, and the numbers to count by."""
     q, k, v = qkv
+    target = chosen
     if packing is not None:
-        k, v = packing.unpack(k), packing.unpack(v)
+        k, v, target = packing.placed(k), packing.placed(v), packing.target
     if not spec.followed:
-        step.state.write_all({spec.slot("key"): k, spec.slot("value"): v}, chosen)
+        step.state.write_all({spec.slot("key"): k, spec.slot("value"): v}, target)
     if spec.window is not None:
         windowed = WindowedAttention.of(step, spec, q.new_empty(1, 1, spec.dim), positions)
         attended = windowed.selected_queries(step, q, chosen, packing)
@@ -191,10 +192,13 @@ def _frame(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
         raise FlushRequired
     if seen or slot in step.state:  # a layer tapped now and then keeps its buffer up to date
         carry(step, spec, slot)
-        rows = tokens if packing is None else packing.unpack(tokens)
         if spec.last:
+            rows = tokens if packing is None else packing.unpack(tokens)
             note_change(step, spec, slot, chosen, rows)
-        step.state.write(slot, chosen, rows)
+        if packing is None:
+            step.state.write(slot, chosen, tokens)
+        else:
+            step.state.write(slot, packing.target, packing.placed(tokens))
     if not seen:
         step.compact[spec.trunk] = chosen.index if packing is None else packing.index
         return tokens

@@ -85,7 +85,7 @@ class WindowedAttention:
         """
         if packing is None:
             return self._selected(step, q, selection)
-        if packing.counts is None:
+        if not packing.by_stream:
             return packing.pack(self._selected(step, packing.unpack(q), selection))
         parts = [
             self._selected(step, q[:, rows], Selection(index, selection.tokens), stream)

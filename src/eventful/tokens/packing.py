@@ -14,6 +14,27 @@ WORTH = 0.75  # of the padded rows: with more real ones than that, packing gains
 
 
 @dataclass(frozen=True, eq=False)
+class FlatSelection(Selection):
+    """Tokens of all streams as one selection of B*N tokens: `index` is (1, P).
+
+    Memories (B, N, ...) are seen as one stream (1, B*N, ...), so that packed rows are read and
+    written without padding.
+    """
+
+    def gather(self, source: Tensor, dim: int = 1) -> Tensor:
+        """The selected entries (1, P, ...) of a memory."""
+        return super().gather(source.flatten(0, 1)[None], dim)
+
+    def scatter_(self, destination: Tensor, values: Tensor, dim: int = 1) -> None:
+        """Write packed rows to a memory."""
+        if destination.is_contiguous():
+            super().scatter_(destination.view(1, -1, *destination.shape[2:]), values, dim)
+            return
+        place, tokens = self.index[0], destination.shape[1]
+        destination[place // tokens, place % tokens] = values[0].to(destination.dtype)
+
+
+@dataclass(frozen=True, eq=False)
 class Packing:
     """The rows of a selection whose streams differ in their number of tokens.
 
@@ -24,6 +45,8 @@ class Packing:
         home: (B, M) row of each slot; a padded slot has that of its twin.
         counts: rows of each stream; None where the host does not know them. Rows past the last
             stream's are then padding.
+        target: what rows are written with, once they are `placed`: all streams as one where the
+            host knows the counts, else `selection`.
     """
 
     selection: Selection
@@ -31,6 +54,7 @@ class Packing:
     source: Tensor
     home: Tensor
     counts: tuple[int, ...] | None
+    target: Selection
 
     @classmethod
     def of(cls, selection: Selection, rows: int | None = None) -> Packing | None:
@@ -61,7 +85,20 @@ class Packing:
         stream = stream.clamp_max(selection.batch - 1)
         source = torch.where(inside, stream * width + row - starts[stream, 0], 0)
         index = selection.index.flatten()[source][None]
-        return cls(selection, index, source, home.clamp_max(rows - 1), counts)
+        target = selection
+        if counts is not None:
+            place = index + (stream * selection.tokens)[None]
+            target = FlatSelection(place, selection.batch * selection.tokens)
+        return cls(selection, index, source, home.clamp_max(rows - 1), counts, target)
+
+    @property
+    def by_stream(self) -> bool:
+        """Whether the host knows the rows of each stream."""
+        return self.counts is not None
+
+    def placed(self, rows: Tensor) -> Tensor:
+        """Rows (1, P, D) as `target` takes them."""
+        return rows if self.by_stream else self.unpack(rows)
 
     def pack(self, slots: Tensor) -> Tensor:
         """Rows (1, P, D) of the values (B, M, D) of all slots."""
