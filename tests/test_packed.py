@@ -114,6 +114,32 @@ def test_pooled_keys(family, rows_seen, monkeypatch):
         assert_near(a, b, "operation")
 
 
+def test_a_picture_that_moves(device, rows_seen, monkeypatch):
+    """References and outputs are carried along the motion before packed rows are written."""
+    entry = FAMILIES["vit"]
+    draw = torch.Generator().manual_seed(0)
+    scene = torch.randn(4, 3, 8, 10, generator=draw)
+    scene = torch.nn.functional.interpolate(scene, scale_factor=8, mode="bicubic")
+    high, wide = entry.size
+    clips = [scene[..., 2 * t : 2 * t + high, 3 * t : 3 * t + wide] for t in range(5)]
+    moved, follow = [], block.follow_motion
+
+    def spy(step, spec, tokens):
+        content = follow(step, spec, tokens)
+        moved.append(bool(step.motions and step.motions[spec.trunk].any()))
+        return content
+
+    monkeypatch.setattr(block, "follow_motion", spy)
+    packed = run(entry, clips, device)
+    assert rows_seen
+    assert any(moved)
+    never(monkeypatch)
+    padded = run(entry, clips, device)
+    assert all(torch.equal(a, b) for a, b in zip(packed[1], padded[1], strict=True))
+    for a, b in zip(packed[0], padded[0], strict=True):
+        assert_near(a, b, "step")
+
+
 def test_only_real_rows_run_on_the_host(rows_seen):
     entry = FAMILIES["vit"]
     run(entry, moving_square(4, entry.size, batch=4, noise=0.1), "cpu")
