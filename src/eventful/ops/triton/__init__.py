@@ -20,11 +20,12 @@ from eventful.ops.reference import (
     contrast,
     grey_picture,
 )
-from eventful.ops.triton.attention import attend, attend_lse, attend_partial, relative_logits
+from eventful.ops.triton.attention import attend, attend_lse, attend_partial
 from eventful.ops.triton.context import add_context_
 from eventful.ops.triton.exact import add_held, exchange_, gate_error, gate_rows, recompute_
 from eventful.ops.triton.gates import MOST_TOKENS, error_norm, pick
 from eventful.ops.triton.motion import carry, match_blocks
+from eventful.ops.triton.relative import relative_logits
 from eventful.ops.triton.rows import add_norm, swap_rows_, take_slots, write_rows_
 from eventful.ops.triton.scores import (
     MOST_CHANGES,
