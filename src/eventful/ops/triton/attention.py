@@ -305,12 +305,13 @@ def _run(
     *,
     with_lse: bool,
     kind: torch.dtype,
-    rows: int | None = None,
-    lanes: int = 64,
+    **tile: int,
 ) -> tuple[Tensor, Tensor | None]:
+    """The same with `rows` and `lanes` of the tile, which may be left to this function."""
     batch, heads, queries, head = q.shape
+    lanes = tile.get("lanes", 64)
     auto_rows, lanes, row_pad, plan = _tiling(q, k.shape[2], relative, ragged, lanes)
-    rows, splits = rows or auto_rows, plan.splits
+    rows, splits = tile.get("rows", auto_rows), plan.splits
     make = partial(torch.empty, dtype=torch.float32, device=q.device)
     out = torch.empty(batch, queries, heads, head, dtype=kind, device=q.device)
     lse = make(batch, queries, heads) if with_lse else None
