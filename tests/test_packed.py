@@ -308,11 +308,13 @@ def test_what_does_not_fit_waits_on_a_device(monkeypatch, rows_seen):
         woken[1] = torch.randn(3, *entry.size)
         clips.append(woken)
     bare = OPTIONS["bare"]
-    policies = [TopR(3), FollowScene(floor=0, max_fraction=0.5), TopR(1), TopR(1)]
+    policies = [TopR(9), FollowScene(floor=0, max_fraction=0.5), TopR(0), TopR(0)]
     _, masks, _ = run(entry, clips, "cpu", policies=policies, **bare)
     counts = [mask.sum(dim=1).tolist() for mask in masks[1:]]
-    assert counts[1][1] == 0
-    assert 0 < counts[3][1] > counts[2][1]
+    assert counts[1] == [9, 0, 0, 0]
+    assert counts[2] == [4, 4, 0, 0]  # room for nine rows: the busiest wait
+    assert counts[3][1] > 4
+    assert all(count <= rows for (_, rows), count, _ in rows_seen)
 
 
 def attention_of(counts, *, backend, lse):
