@@ -170,8 +170,8 @@ MUTANTS = (
     Mutant(
         "the context of an updated token is not reset",
         "rules/context.py",
-        'rows = {"query": q, "lse": lse, "change": torch.zeros_like(q)}\n',
-        'rows = {"query": q, "lse": lse}\n'
+        'rows = {"query": q, "lse": attention.placed(lse), "change": torch.zeros_like(q)}\n',
+        'rows = {"query": q, "lse": attention.placed(lse)}\n'
         "    if step.flush_all:\n"
         '        rows["change"] = torch.zeros_like(q)\n',
         ("tests/test_context.py",),
@@ -179,8 +179,8 @@ MUTANTS = (
     Mutant(
         "padded slots add to the context",
         "rules/context.py",
-        "memory, (k, v), old, attention.keys.count, spec.scale",
-        "memory, (k, v), old, None, spec.scale",
+        "new, old, attention.keys.count, spec.scale",
+        "new, old, None, spec.scale",
         ("tests/test_context.py",),
     ),
     Mutant(
@@ -196,6 +196,34 @@ MUTANTS = (
         "scene_error=plain if scenes and plain is not error else None",
         "scene_error=None",
         ("tests/test_default.py", "tests/test_context.py"),
+    ),
+    Mutant(
+        "a pool compares errors without their unit",
+        "ops/reference/pool.py",
+        "error / contrast.clamp_min(LEAST)[:, None]",
+        "error",
+        ("tests/test_shared.py",),
+    ),
+    Mutant(
+        "the busiest stream of a pool decides on dense steps",
+        "rules/gate.py",
+        "        counts = _pooled_counts(params, counts)\n",
+        "        pass\n",
+        ("tests/test_shared.py",),
+    ),
+    Mutant(
+        "more rows are packed than there is room for",
+        "rules/gate.py",
+        "        picked = ops.fit_rows(picked, inputs.rows)\n",
+        "        pass\n",
+        ("tests/test_packed.py",),
+    ),
+    Mutant(
+        "packed rows attend to the keys of the first stream",
+        "rules/attention.py",
+        "args = (heads, self.heads(k[own]), self.heads(v[own]), scale)",
+        "args = (heads, self.heads(k[:1]), self.heads(v[:1]), scale)",
+        ("tests/test_packed.py",),
     ),
 )
 

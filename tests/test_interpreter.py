@@ -22,6 +22,7 @@ FILES = (
     "test_backends.py",
     "test_context_ops.py",
     "test_motion_ops.py",
+    "test_packed.py",
     "test_pick_floor.py",
     "test_score_ops.py",
     "test_triton_step.py",

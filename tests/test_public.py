@@ -30,6 +30,7 @@ PUBLIC = [
     "Policy",
     "SceneCut",
     "Selection",
+    "Shared",
     "StepRecord",
     "Stream",
     "StreamBatch",

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 import eventful
 from backends import INTERPRETED
 from eventful.engine import plan
+from eventful.tokens.packing import Packing
 
 GRID = (2, 4)  # matching one token that moves takes the interpreter 0.3 s
 SIZE = (16 * GRID[0], 16 * GRID[1])
@@ -73,3 +74,38 @@ def test_the_default_is_that_of_eager(on_device):
     for mine, theirs in zip(found[2], expected[2], strict=True):
         assert min(theirs) > 0
         assert mine == pytest.approx(theirs, rel=1e-4, abs=2)
+
+
+def packed_steps(model: torch.nn.Module, frames: list[torch.Tensor], backend: str):
+    """The outputs of three streams of which one takes most of a pool, and their counts."""
+    config = eventful.Config.fast(eventful.Shared(0.4, floor=0.1), fallback=False, motion=False)
+    outputs, counts = [], []
+    with eventful.use_backend(backend):
+        streams = eventful.StreamBatch(eventful.convert(model, config), check="sync")
+        for name in "abc":
+            streams.join(name)
+        for frame in frames:
+            batch = torch.cat([frames[0][:1], frame[1:], frames[0][1:]])
+            outputs.append(streams.call("forward_features", batch))
+            (gate,) = streams.last.gates.values()
+            counts.append(gate.counts.tolist())
+    return torch.stack(outputs), counts
+
+
+@pytest.mark.triton
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+def test_packed_rows_of_a_pool_are_those_of_eager(on_device, monkeypatch):
+    """The attention kernel leaves the rest of its output as it is: NaN, here."""
+    transformers = pytest.importorskip("timm.models.vision_transformer")
+    torch.manual_seed(0)
+    model = transformers.VisionTransformer(
+        img_size=SIZE, patch_size=16, embed_dim=64, depth=3, num_heads=2, num_classes=0
+    ).eval()
+    packings, made = [], Packing.of
+    monkeypatch.setattr(Packing, "of", lambda *args: packings.append(made(*args)) or packings[-1])
+    frames = [frame_of(t) for t in range(FRAMES)]
+    found, expected = (packed_steps(model, frames, backend) for backend in ("triton", "eager"))
+    assert any(packing is not None for packing in packings)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-4)
+    assert found[1] == expected[1]
+    assert any(len(set(counts)) > 1 for counts in expected[1])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from eventful.policies import GateContext as GateContext
     from eventful.policies import NoiseThreshold as NoiseThreshold
     from eventful.policies import Policy as Policy
+    from eventful.policies import Shared as Shared
     from eventful.policies import Threshold as Threshold
     from eventful.policies import TopFraction as TopFraction
     from eventful.policies import TopR as TopR
@@ -65,6 +66,7 @@ _HOMES = {
         "GateContext",
         "NoiseThreshold",
         "Policy",
+        "Shared",
         "Threshold",
         "TopFraction",
         "TopR",

@@ -374,7 +374,12 @@ _POLICY_OF = {
     "h": "Threshold",
     "threshold": "Threshold",
 }
-_EXAMPLES = {"TopR": "TopR(256)", "TopFraction": "TopFraction(0.1)", "Threshold": "Threshold(0.5)"}
+_EXAMPLES = {
+    "TopR": "TopR(256)",
+    "TopFraction": "TopFraction(0.1)",
+    "Shared": "Shared(0.1)",
+    "Threshold": "Threshold(0.5)",
+}
 
 
 def checked_policy(policy: Any) -> Policy:

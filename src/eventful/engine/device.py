@@ -20,7 +20,7 @@ from eventful.engine.plan import ResidentPlan, StepPlan
 from eventful.engine.request import HostBuffers, Outcome, StepRequest
 from eventful.engine.store import DeviceStore, current_stream
 from eventful.engine.view import ModelView
-from eventful.engine.widths import Counts, demand_of, width_of
+from eventful.engine.widths import Counts, demand_of, rows_of, width_of
 from eventful.errors import NonFiniteError, WeightsChangedError
 from eventful.memory.slots import SlotState
 from eventful.memory.state import RowState
@@ -177,9 +177,13 @@ class DeviceExecutor(Executor):
         if fallback is not None and not request.flush:
             demand = demand_of(resident, known)
             request.dense = demand is not None and fallback.decide(demand)
-        request.width = self._tokens = resident.tokens
+        request.width, request.rows = resident.tokens, None
+        self._tokens = resident.tokens
         if not request.flush and not request.dense:
-            request.width = width_of(resident, known, steady=request.plan.config.deterministic)
+            config = request.plan.config
+            request.width = width_of(resident, known, steady=config.deterministic)
+            if config.gating == "frame":
+                request.rows = rows_of(resident, known, request.width, steady=config.deterministic)
         before = list(state.frames)
         try:
             with self.store.lock:

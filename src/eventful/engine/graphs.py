@@ -152,7 +152,7 @@ class _Left:
     """What a block left behind: its output, and the state of the step for code between blocks."""
 
     output: Any
-    compact: frozenset[str]
+    compact: dict[str, Tensor]
     selections: dict[str, Selection]
 
 
@@ -196,7 +196,7 @@ class Recorder:
             self._begin()
         args, kwargs = pytree.tree_unflatten([self._moved.get(id(v), v) for v in given], tree)
         output = run(args, kwargs)
-        left = _Left(output, frozenset(step.compact), dict(step.selections))
+        left = _Left(output, dict(step.compact), dict(step.selections))
         self.blocks.left[spec.name] = left
         if spec.last:
             self._finish()

@@ -48,13 +48,14 @@ class ResidentPlan:
         params: of the policies.
         tokens: N.
         forced: most tokens that pass a gate whatever their error.
-        needs: whether some policy follows the noise, and whether some is relative to contrast.
+        needs: whether some policy follows the noise, whether some is relative to contrast, and
+            whether some shares a pool.
     """
 
     params: list[SelectionParams]
     tokens: int
     forced: int
-    needs: tuple[bool, bool]
+    needs: tuple[bool, bool, bool]
 
     @classmethod
     def of(cls, plan: StepPlan, depth: int) -> ResidentPlan:
@@ -62,7 +63,11 @@ class ResidentPlan:
         (layout,) = plan.layouts.values()
         found = [params_of(policy, layout.tokens) for policy in plan.policies]
         params = [one for one in found if one is not None]
-        needs = (any(one.noise is not None for one in params), any(one.relative for one in params))
+        needs = (
+            any(one.noise is not None for one in params),
+            any(one.relative for one in params),
+            any(one.shared for one in params),
+        )
         return cls(params, layout.tokens, _forced(plan.config, layout, depth), needs)
 
 

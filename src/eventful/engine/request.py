@@ -17,7 +17,7 @@ from eventful.policies import SelectionParams
 from eventful.rules.record import StepRecord
 from eventful.surgery.session import Session
 
-PARAMS = 12  # numbers of a stream that a step reads
+PARAMS = 13  # numbers of a stream that a step reads
 
 
 class StepShape(NamedTuple):
@@ -25,9 +25,10 @@ class StepShape(NamedTuple):
 
     batch: int
     width: int
+    rows: int | None
     flush: bool
     dense: bool
-    needs: tuple[bool, bool]
+    needs: tuple[bool, bool, bool]
     maps: bool
     call: Hashable
     hint: tuple[int, ...] | None
@@ -46,6 +47,7 @@ class StepRequest:
         flush: recompute everything; there may be no memory yet.
         dense: recompute everything, and count the tokens that wanted to pass.
         width: slots of each selection, M.
+        rows: of all selections together where they are packed, P; None where they are not.
     """
 
     session: Session
@@ -58,14 +60,15 @@ class StepRequest:
     flush: bool = False
     dense: bool = False
     width: int = 0
+    rows: int | None = None
 
     def shape(self) -> StepShape:
         """Which recording serves it."""
         first = self.state.rows[0] if self.state.fixed else None
         hint = None if self.call.motion is None else tuple(self.call.motion.shape)
         return StepShape(
-            len(self.state.rows), self.width, self.flush, self.dense, self.resident.needs,
-            self.plan.maps, self.call.key(), hint, first, self.plan.precision,
+            len(self.state.rows), self.width, self.rows, self.flush, self.dense,
+            self.resident.needs, self.plan.maps, self.call.key(), hint, first, self.plan.precision,
         )  # fmt: skip
 
 
@@ -97,7 +100,8 @@ class HostBuffers:
 
     Attributes:
         params: (PARAMS, B) slot, turn, cap, floor; level, low, whether these are relative,
-            renewal, k, momentum, inertia, whether it follows the noise.
+            whether cap and floor are of a pool, renewal, k, momentum, inertia, whether it follows
+            the noise.
         numbers: the same memory as an array.
         report, sound: see `GateInputs`.
         reported: event after which the report is there; None where nothing is waited for.
@@ -128,5 +132,5 @@ class HostBuffers:
             follows = one.noise is not None
             self.numbers[:, stream] = (
                 slot, frames + 1, one.cap, one.floor, one.level, one.low, one.relative,
-                one.renewal, *noise, follows,
+                one.shared, one.renewal, *noise, follows,
             )  # fmt: skip

@@ -156,8 +156,9 @@ class ShapedStep:
         inputs.turn, inputs.cap, inputs.floor = whole[1:].unbind()
         inputs.level, inputs.low = real[:2].unbind()
         inputs.relative = None if inputs.relative is None else real[2]
-        inputs.renewal = real[3]
-        inputs.noise = None if inputs.noise is None else real[4:]
+        inputs.shared = None if inputs.shared is None else real[3]
+        inputs.renewal = real[4]
+        inputs.noise = None if inputs.noise is None else real[5:]
 
     def _step(self, request: StepRequest, gated: Callable[[], None]) -> Step:
         """A step whose inputs are still to be read."""
@@ -171,11 +172,13 @@ class ShapedStep:
             low=unread,
             floor=unread,
             relative=unread if request.resident.needs[1] else None,
+            shared=unread if request.resident.needs[2] else None,
             renewal=unread,
             noise=unread if request.resident.needs[0] else None,
             report=self.report,
             sound=self.sound,
             width=request.width,
+            rows=request.rows,
             count_wanted=request.dense,
             gated=gated,
         )

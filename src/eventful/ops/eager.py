@@ -15,6 +15,7 @@ from eventful.ops.reference import (
     LayerNorm,
     Picked,
     PickRule,
+    Ragged,
     WindowGrid,
     add_held,
     add_norm,
@@ -226,6 +227,7 @@ def attend(
     bias: Tensor | None = None,
     relative: tuple[Tensor, Tensor] | None = None,
     slots: Tensor | None = None,
+    ragged: Ragged | None = None,
 ) -> Tensor:
     """See `reference.attend`; through SDPA."""
     if 0 in q.shape:  # some fused kernels crash on nothing to do

@@ -30,6 +30,7 @@ def attend_lse(
     bias: Tensor | None = None,
     relative: tuple[Tensor, Tensor] | None = None,
     slots: Tensor | None = None,
+    ragged: reference.Ragged | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `reference.attend_lse`; through the fused kernel of the device, if it has one."""
     fused = {"cpu": _on_cpu, "cuda": _on_cuda}.get(q.device.type)

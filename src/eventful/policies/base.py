@@ -104,6 +104,9 @@ class SelectionParams:
         noise: k, momentum and inertia of a level that follows the noise; None for a fixed one.
         renewal: a stream starts over, with a dense step, once its estimated error, at most 1/32,
             times the frames since everything was recomputed is above this.
+        shared: the cap is the stream's share of a pool. The streams of a step that share one pass
+            as many tokens together as their caps add up to, at least `floor` in each, and the
+            rest where the errors are largest relative to the contrast of their own stream.
         budget: the user chose the cap as a cost, so a stream runs dense only where the cap itself
             costs more than that. Otherwise it does where more tokens want to pass than dense is
             worth, whatever the cap.
@@ -117,6 +120,12 @@ class SelectionParams:
     floor: int = 0
     relative: bool = False
     renewal: float = math.inf
+    shared: bool = False
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the cap alone says how many tokens of the stream pass."""
+        return self.level == -math.inf and not self.shared
 
 
 def params_of(policy: Policy, tokens: int) -> SelectionParams | None:
@@ -151,18 +160,21 @@ def refresh_period(max_age: int, depth: int) -> int:
 def select_above(
     error: Tensor,
     level: float | Tensor,
-    cap: int,
+    cap: int | Tensor,
     context: GateContext,
     *,
     low: Tensor | None = None,
     floor: int = 0,
 ) -> Selection:
-    """The tokens that `SelectionParams` describe; `level` and `low` may differ by stream, (B,)."""
+    """The tokens that `SelectionParams` describe.
+
+    `level`, `cap` and `low` may differ by stream, (B,).
+    """
     forced = context.forced
     if forced is None and isinstance(level, float) and level == -math.inf:
         return Selection.top(error, cap)
     levels = torch.as_tensor(level, dtype=error.dtype, device=error.device).expand(len(error))
-    caps = torch.full((len(error),), min(cap, error.shape[1]), device=error.device)
+    caps = torch.as_tensor(cap, device=error.device).clamp_max(error.shape[1]).expand(len(error))
     least = None if low is None else torch.full_like(caps, floor)
     wanted, count = ops.wanted_tokens(error, levels, caps, forced, low, least)
     ranked = error if forced is None else error.masked_fill(forced, math.inf)

@@ -79,8 +79,56 @@ class TopFraction:
 
     def params(self, tokens: int) -> SelectionParams:
         """See `SelectionParams`."""
-        # The nudge keeps 0.29 * 100 from being 28.999...: a float's floor is not the decimal's.
-        return SelectionParams(-math.inf, int(self.fraction * tokens + 1e-9), budget=True)
+        return SelectionParams(-math.inf, _share(self.fraction, tokens), budget=True)
+
+
+def _share(fraction: float, tokens: int) -> int:
+    """floor(fraction * N); the nudge keeps 0.29 * 100 from being 28.999... and then 28."""
+    return int(fraction * tokens + 1e-9)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One number of tokens for all streams of a step, spent where the scenes change most.
+
+    Each stream of a batch with this policy puts floor(fraction * N) tokens into one pool. Of the
+    tokens of all these streams those pass whose errors are the largest, each relative to the
+    contrast of its own stream. A stream gets its best ceil(floor * N) tokens in any case, but no
+    more than it put in for that reason. Tokens on top (see `TopR`) are not taken from the pool.
+    Alone, a stream selects as `TopFraction(fraction)` does.
+
+    A stream without contrast (a picture of one colour), or with less than a thousandth of that of
+    another, keeps to its own tokens. So does each stream where a policy that has no `params` is in
+    the same step.
+
+    Attributes:
+        fraction: share of the tokens of a stream that it puts into the pool.
+        floor: share of its tokens that a stream gets in any case.
+    """
+
+    fraction: float
+    floor: float = 0.02
+    order: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check_order(self.order)
+        _check_fraction("Shared's fraction", self.fraction)
+        _check_fraction("Shared's floor", self.floor)
+
+    def select(self, error: Tensor, context: GateContext) -> Selection:
+        """See `Policy`."""
+        params = self.params(error.shape[-1])
+        cap = torch.full((len(error),), params.cap, device=error.device)
+        if context.contrast is not None:
+            pool = ops.Pool(torch.ones_like(cap), cap, torch.full_like(cap, params.floor))
+            cap = ops.share_out(error, context.contrast, pool, context.forced)
+        return select_above(error, -math.inf, cap, context)
+
+    def params(self, tokens: int) -> SelectionParams:
+        """See `SelectionParams`."""
+        share = _share(self.fraction, tokens)
+        floor = min(share, math.ceil(self.floor * tokens))
+        return SelectionParams(-math.inf, share, budget=True, floor=floor, shared=True)
 
 
 @dataclass(frozen=True)

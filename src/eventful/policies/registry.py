@@ -12,13 +12,15 @@ from eventful.policies.kinds import (
     Always,
     FollowScene,
     NoiseThreshold,
+    Shared,
     Threshold,
     TopFraction,
     TopR,
 )
 
 _REGISTRY: dict[str, type[Any]] = {
-    cls.__name__: cls for cls in (TopR, TopFraction, Threshold, NoiseThreshold, FollowScene, Always)
+    cls.__name__: cls
+    for cls in (TopR, TopFraction, Shared, Threshold, NoiseThreshold, FollowScene, Always)
 }
 
 

@@ -14,6 +14,7 @@ from eventful.rules.relative import RelativePosition
 from eventful.rules.spec import BlockSpec
 from eventful.rules.step import Step
 from eventful.tokens.layout import TokenLayout
+from eventful.tokens.packing import Packing
 from eventful.tokens.selection import Selection
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -44,6 +45,7 @@ class GlobalAttention:
         selection: tokens whose q, k, v were recomputed.
         keys: the same in the pooled key grid; `selection` itself without pooling.
         relative: relative position toward the (pooled) keys, None without.
+        packing: of the queries; None where they are padded as `selection` is.
     """
 
     step: Step
@@ -52,9 +54,12 @@ class GlobalAttention:
     selection: Selection
     keys: Selection
     relative: RelativePosition | None
+    packing: Packing | None = None
 
     @classmethod
-    def of(cls, step: Step, spec: BlockSpec, selection: Selection) -> GlobalAttention:
+    def of(
+        cls, step: Step, spec: BlockSpec, selection: Selection, packing: Packing | None = None
+    ) -> GlobalAttention:
         """Prepare one block's attention for the tokens that changed."""
         layout, pool = step.layouts[spec.trunk], step.config.pool
         keys = selection
@@ -65,32 +70,55 @@ class GlobalAttention:
             relative = step.constant(
                 (spec.name, "relative"), lambda: RelativePosition.of(spec, layout.grid, pool)
             )
-        return cls(step, spec, layout, selection, keys, relative)
+        return cls(step, spec, layout, selection, keys, relative, packing)
 
     def selected_queries(self, q: Tensor, fresh: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Rows of the selected queries (B, M, H*d) over all buffered keys and values.
+
+        With a packing, queries and rows are (1, P, H*d).
 
         Args:
             fresh: keys and values of all tokens, where they were just computed: without slots to
                 look up, a stock kernel can serve them.
         """
-        args, named = self._over_all(q, fresh)
-        return ops.join_heads(ops.attend(*args, **named))
+        parts = [
+            ops.join_heads(ops.attend(*args, **named)) for args, named in self._over_all(q, fresh)
+        ]
+        return self._packed(parts)
 
     def selected_queries_lse(
         self, q: Tensor, fresh: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """The same, and the log-sum-exp of the logits, (B, M, H)."""
-        args, named = self._over_all(q, fresh)
-        out, lse = ops.attend_lse(*args, **named)
-        return ops.join_heads(out), lse.transpose(1, 2).contiguous()
+        outs, found = [], []
+        for args, named in self._over_all(q, fresh):
+            out, lse = ops.attend_lse(*args, **named)
+            outs.append(ops.join_heads(out))
+            found.append(lse.transpose(1, 2).contiguous())
+        return self._packed(outs), self._packed(found)
+
+    def _packed(self, parts: list[Tensor]) -> Tensor:
+        """What `_over_all` gave, packed as the queries are."""
+        if self.packing is None:
+            return parts[0]
+        return torch.cat(parts, dim=1) if self.packing.by_stream else self.packing.pack(parts[0])
+
+    @property
+    def target(self) -> Selection:
+        """What rows are written with, once they are `placed`."""
+        return self.selection if self.packing is None else self.packing.target
+
+    def placed(self, rows: Tensor) -> Tensor:
+        """Rows as `target` takes them, of rows that are packed as the queries are."""
+        return rows if self.packing is None else self.packing.placed(rows)
 
     def _over_all(
         self, q: Tensor, fresh: tuple[Tensor, Tensor] | None
-    ) -> tuple[tuple[Tensor, Tensor, Tensor, float], dict[str, Any]]:
-        """The arguments of attention over all buffered keys and values."""
-        heads = self.heads(q)
-        parts = None if self.relative is None else self.relative.logits(heads, self.selection.index)
+    ) -> list[tuple[tuple[Tensor, Tensor, Tensor, float], dict[str, Any]]]:
+        """The arguments of attention over all buffered keys and values.
+
+        One call serves all streams; where the host knows the rows of a packing, one each.
+        """
         slots = None
         if fresh is not None:
             k, v = fresh
@@ -99,8 +127,23 @@ class GlobalAttention:
             v, _ = self.step.state.held(self.spec.slot("value"))
         else:
             k, v = self.pooled("key"), self.pooled("value")
-        named = {"relative": parts, "slots": slots}
-        return (heads, self.heads(k), self.heads(v), self.spec.scale), named
+        packing, scale = self.packing, self.spec.scale
+        if packing is None or not packing.by_stream:
+            heads = self.heads(self.placed(q))
+            named: dict[str, Any] = {"slots": slots}
+            named["relative"] = self._relative(heads, self.selection.index)
+            if packing is not None:
+                named["ragged"] = packing.ragged()
+            return [((heads, self.heads(k), self.heads(v), scale), named)]
+        calls = []
+        for stream, rows, index in packing.streams():
+            heads, own = self.heads(q[:, rows]), slice(stream, stream + 1)
+            args = (heads, self.heads(k[own]), self.heads(v[own]), scale)
+            calls.append((args, {"relative": self._relative(heads, index)}))
+        return calls
+
+    def _relative(self, heads: Tensor, index: Tensor) -> tuple[Tensor, Tensor] | None:
+        return None if self.relative is None else self.relative.logits(heads, index)
 
     def buffer(self, qkv: QKV, *names: str) -> None:
         """Write the new rows of the named buffers."""
@@ -316,8 +359,8 @@ def _swap_keys(
 def swap_keys(
     attention: GlobalAttention, rows: tuple[Tensor, Tensor]
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The same for keys and values alone."""
-    state, spec, chosen = attention.step.state, attention.spec, attention.selection
+    """The same for keys and values alone; they are packed where the target of a packing is."""
+    state, spec, chosen = attention.step.state, attention.spec, attention.target
     names = (spec.slot("key"), spec.slot("value"))
     if attention.step.config.pool > 1:
         old = tuple(attention.keys.gather(attention.pooled(name)) for name in ("key", "value"))
@@ -325,6 +368,11 @@ def swap_keys(
         new = tuple(attention.keys.gather(attention.pooled(name)) for name in ("key", "value"))
         return (new[0], new[1]), (old[0], old[1])
     buffers = (state.open(names[0], chosen), state.open(names[1], chosen))
+    if attention.packing is not None and attention.packing.by_stream:
+        before = (chosen.gather(buffers[0]), chosen.gather(buffers[1]))
+        for buffer, values in zip(buffers, rows, strict=True):
+            chosen.scatter_(buffer, values)
+        return rows, before
     return rows, ops.swap_rows_(buffers, rows, chosen.index, chosen.count, state.slots)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from eventful import ops
 from eventful.errors import NonFiniteError, UnsupportedError
-from eventful.rules.attention import RULES, Attended, GlobalAttention
+from eventful.rules.attention import QKV, RULES, Attended, GlobalAttention
 from eventful.rules.context import attend_in_context
 from eventful.rules.estimate import note_change
 from eventful.rules.gate import choose, gate
@@ -17,6 +17,7 @@ from eventful.rules.motion import carry, follow_motion, keep_picture
 from eventful.rules.spec import BlockSpec, is_layer_norm
 from eventful.rules.step import FlushRequired, Step
 from eventful.rules.windows import WindowedAttention, update_windows
+from eventful.tokens.packing import Packing
 from eventful.tokens.selection import Selection
 
 
@@ -95,32 +96,18 @@ def _attend(
 
 
 def _whole(
-    spec: BlockSpec, step: Step, tokens: Tensor, chosen: Selection, positions: Any
+    spec: BlockSpec,
+    step: Step,
+    tokens: Tensor,
+    chosen: Selection,
+    positions: Any,
+    packing: Packing | None = None,
 ) -> Tensor:
-    """Selected tokens (B, M, D) through a whole block, against the K/V buffers."""
+    """Selected tokens (B, M, D), or packed (1, P, D), through a block against the K/V buffers."""
     ready = step.cache.pop(_NORMED, None)  # by the block before, of the tokens it passed on
     normed = ready[1] if ready is not None and ready[0] is tokens else spec.norm1(tokens)
-    q, k, v = spec.qkv(normed, chosen.index, positions)
-    state = step.state
-    if not spec.followed:
-        state.write_all({spec.slot("key"): k, spec.slot("value"): v}, chosen)
-    if spec.window is not None:
-        windowed = WindowedAttention.of(step, spec, tokens, positions)
-        attended = windowed.selected_queries(step, q, chosen)
-        _, touched = step.shared(
-            ("touched", windowed.windows, id(chosen)), lambda: (chosen, windowed.count(chosen))
-        )
-        work = {"keys": chosen.counts, "windows": touched}
-    else:
-        attention = GlobalAttention.of(step, spec, chosen)
-        fresh = (k, v) if chosen.is_everything and step.config.pool == 1 else None
-        if spec.followed:
-            attended = attend_in_context(attention, (q, k, v), fresh)
-        else:
-            attended = attention.selected_queries(q, fresh)
-        work = {"keys": attention.keys.counts}
-        if spec.followed:
-            work["context"] = attention.keys.counts
+    qkv = spec.qkv(normed, chosen.index if packing is None else packing.index, positions)
+    attended, work = _attend_selected(spec, step, chosen, qkv, positions, packing)
     y, normed = _add_norm(tokens, spec.project(attended), spec.project_scale, spec.norm2)
     count = chosen.counts
     _record(spec, step, {**work, "qkv": count, "projection": count, "mlp": count})
@@ -129,6 +116,37 @@ def _whole(
     z, normed = _add_norm(y, spec.mlp(normed), spec.mlp_scale, spec.next_norm)
     step.cache[_NORMED] = (z, normed)
     return z
+
+
+def _attend_selected(
+    spec: BlockSpec,
+    step: Step,
+    chosen: Selection,
+    qkv: QKV,
+    positions: Any,
+    packing: Packing | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Attention outputs of the selected tokens, packed as q is, and the numbers to count by."""
+    q, k, v = qkv
+    target = chosen
+    if packing is not None:
+        k, v, target = packing.placed(k), packing.placed(v), packing.target
+    if not spec.followed:
+        step.state.write_all({spec.slot("key"): k, spec.slot("value"): v}, target)
+    if spec.window is not None:
+        windowed = WindowedAttention.of(step, spec, q.new_empty(1, 1, spec.dim), positions)
+        attended = windowed.selected_queries(step, q, chosen, packing)
+        _, touched = step.shared(
+            ("touched", windowed.windows, id(chosen)), lambda: (chosen, windowed.count(chosen))
+        )
+        return attended, {"keys": chosen.counts, "windows": touched}
+    attention = GlobalAttention.of(step, spec, chosen, packing)
+    fresh = (k, v) if chosen.is_everything and step.config.pool == 1 else None
+    work = {"keys": attention.keys.counts}
+    if not spec.followed:
+        return attention.selected_queries(q, fresh), work
+    work["context"] = attention.keys.counts
+    return attend_in_context(attention, (q, k, v), fresh), work
 
 
 _NORMED = "normed"
@@ -159,24 +177,45 @@ def _frame(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
     if spec.first:
         chosen, tokens = _choose_in_frame(spec, step, x)
         step.selections[spec.trunk] = chosen
+        _pack(spec, step, x, chosen, positions)
         step.record.frame_gates.append((x.shape[1], spec.dim))
-    chosen = step.selections[spec.trunk]
-    if tokens is None:
-        tokens = x if spec.trunk in step.compact else chosen.gather(x)
-    tokens = _whole(spec, step, tokens, chosen, positions)
+    chosen, packing = step.selections[spec.trunk], step.packings.get(spec.trunk)
+    if spec.trunk in step.compact:
+        tokens = x
+    elif packing is not None:
+        tokens = packing.take(x) if tokens is None else packing.pack(tokens)
+    elif tokens is None:
+        tokens = chosen.gather(x)
+    tokens = _whole(spec, step, tokens, chosen, positions, packing)
     slot, seen = spec.slot("output"), _seen(spec, step)
     if seen and slot not in step.state and not step.flush_all:
         raise FlushRequired
     if seen or slot in step.state:  # a layer tapped now and then keeps its buffer up to date
         carry(step, spec, slot)
         if spec.last:
-            note_change(step, spec, slot, chosen, tokens)
-        step.state.write(slot, chosen, tokens)
+            rows = tokens if packing is None else packing.unpack(tokens)
+            note_change(step, spec, slot, chosen, rows)
+        if packing is None:
+            step.state.write(slot, chosen, tokens)
+        else:
+            step.state.write(slot, packing.target, packing.placed(tokens))
     if not seen:
-        step.compact.add(spec.trunk)
+        step.compact[spec.trunk] = chosen.index if packing is None else packing.index
         return tokens
-    step.compact.discard(spec.trunk)
+    step.compact.pop(spec.trunk, None)
     return step.state.copy(slot)  # the caller may keep it; the buffer will change
+
+
+def _pack(spec: BlockSpec, step: Step, x: Tensor, chosen: Selection, positions: Any) -> None:
+    """Pack the rows of the selected tokens, where the streams differ much in their number."""
+    inputs = step.inputs_of(spec.trunk, x)
+    if inputs.width is not None and inputs.rows is None:  # on a device the host decided before
+        return
+    if isinstance(positions, Tensor) and positions.dim() > 3 and len(positions) > 1:
+        return  # each stream has positions of its own
+    packing = Packing.of(chosen, inputs.rows)
+    if packing is not None:
+        step.packings[spec.trunk] = packing
 
 
 def _choose_in_frame(spec: BlockSpec, step: Step, x: Tensor) -> tuple[Selection, Tensor | None]:

@@ -8,6 +8,7 @@ output that the new keys and values cause, until the token is updated itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ def attend_in_context(
 ) -> Tensor:
     """Attention of the selected queries (B, M, H*d) that also follows the context.
 
+    With a packing, queries and outputs are (1, P, H*d), and keys and values as its target is.
+
     Args:
         fresh: see `GlobalAttention.selected_queries`.
     """
@@ -40,16 +43,40 @@ def attend_in_context(
     attended, lse = attention.selected_queries_lse(q, fresh)
     if old is not None and chosen.width:
         state.open(spec.slot("change"))
-        memory = ops.ContextMemory(*(state.raw(spec.slot(name)) for name in _KEPT))
-        ops.add_context_(
-            memory, (k, v), old, attention.keys.count, spec.scale, state.slots,
-            **attention.context_bias(),
-        )  # fmt: skip
-    rows = {"query": q, "lse": lse, "change": torch.zeros_like(q)}
-    state.write_all({spec.slot(name): value for name, value in rows.items()}, chosen)
+        _add_context(attention, (k, v), old)
+    q = attention.placed(q)
+    rows = {"query": q, "lse": attention.placed(lse), "change": torch.zeros_like(q)}
+    state.write_all({spec.slot(name): value for name, value in rows.items()}, attention.target)
     if step.flush_any:
-        _keep_size(step, spec, attended)
+        packing = attention.packing
+        _keep_size(step, spec, attended if packing is None else packing.unpack(attended))
     return attended
+
+
+def _add_context(
+    attention: GlobalAttention, new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor]
+) -> None:
+    """Add what changed keys and values do to the output of every query, see `swap_keys`."""
+    state, spec, packing = attention.step.state, attention.spec, attention.packing
+    memory = tuple(state.raw(spec.slot(name)) for name in _KEPT)
+    named = attention.context_bias()
+    if packing is None or not packing.by_stream or attention.step.config.pool > 1:
+        ops.add_context_(
+            ops.ContextMemory(*memory), new, old, attention.keys.count, spec.scale, state.slots,
+            **named,
+        )  # fmt: skip
+        return
+    for stream, rows, index in packing.streams():
+        own = slice(stream, stream + 1)
+        bias: dict[str, Any] = {}
+        if named:
+            down, across = named["relative"]
+            bias = {"relative": (down[own], across[own]), "index": index}
+        ops.add_context_(
+            ops.ContextMemory(*(part[own] for part in memory)),
+            (new[0][:, rows], new[1][:, rows]), (old[0][:, rows], old[1][:, rows]),
+            None, spec.scale, None, **bias,
+        )  # fmt: skip
 
 
 def _keep_size(step: Step, spec: BlockSpec, attended: Tensor) -> None:

@@ -8,6 +8,7 @@ nothing waits: a bad frame's writes are masked, and the host reads the report la
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +18,10 @@ from torch import Tensor
 from eventful import ops
 from eventful.cost.fallback import Demand
 from eventful.errors import NonFiniteError
-from eventful.policies import params_of, refresh_period
+from eventful.policies import SelectionParams, params_of, refresh_period
 from eventful.rules.context import ContextChange
 from eventful.rules.estimate import report_estimate
-from eventful.rules.levels import Levels, Seen, levels_of
+from eventful.rules.levels import Levels, Seen, caps_of, levels_of
 from eventful.rules.own_policies import select_by_policies
 from eventful.rules.spec import BlockSpec, is_layer_norm
 from eventful.rules.step import Gate, Step
@@ -202,8 +203,13 @@ def _select(this: Gate, errors: dict[float, Tensor], seen: Seen, plain: Tensor |
     error = _in_own_norm(step, errors)
     levels = levels_of(this, seen, error)
     rule = _rule(this, levels, error, plain)
+    if inputs.shared is not None:
+        forced = rule.forced(error.shape[1]) if rule.forces else None
+        rule = replace(rule, cap=caps_of(this, seen, error, forced))
     width = 1 if inputs.count_wanted else inputs.width
     picked = ops.pick(error, rule, width, inputs.report)
+    if inputs.rows is not None:
+        picked = ops.fit_rows(picked, inputs.rows)
     if rule.scene is None and this.leading and step.config.scene_cut is not None:
         assert plain is not None
         _cut_by_l2(this, plain, levels.contrast)
@@ -262,7 +268,7 @@ def _rule(this: Gate, levels: Levels, error: Tensor, plain: Tensor | None) -> op
 def _counts(this: Gate, rule: ops.PickRule, tokens: int) -> tuple[int, ...] | None:
     """How many tokens of each stream pass, where no policy has a level."""
     params = this.inputs.params
-    if params is None or any(one.level != -math.inf for one in params):
+    if params is None or not all(one.fixed for one in params):
         return None
     first, end, counts = rule.prefix, tokens - rule.suffix, []
     for one, frames in zip(params, this.step.state.frames, strict=True):
@@ -326,8 +332,20 @@ def _runs_dense(this: Gate, selection: Selection) -> bool:
         budget = [one.budget for one in params]
     counts = selection.counts.tolist()
     wanted = counts if selection.wanted is None else selection.wanted.tolist()
+    if params is not None:
+        counts = _pooled_counts(params, counts)
     step.demand = Demand.of(wanted, counts, budget)
     return step.dense_if(step.demand)
+
+
+def _pooled_counts(params: Sequence[SelectionParams], counts: list[int]) -> list[int]:
+    """The tokens that decide: of streams that share a pool, their mean, which is their budget.
+
+    The busiest of them may get most of the pool, but the others get the less.
+    """
+    pooled = [count for one, count in zip(params, counts, strict=True) if one.shared]
+    mean = math.ceil(sum(pooled) / len(pooled)) if pooled else 0
+    return [mean if one.shared else n for one, n in zip(params, counts, strict=True)]
 
 
 def _remember(this: Gate, selection: Selection, sampled: Tensor | None) -> None:

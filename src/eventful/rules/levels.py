@@ -55,6 +55,17 @@ def levels_of(this: Gate, seen: Seen, error: Tensor) -> Levels:
     return Levels(level * unit, inputs.low * unit, inputs.floor, contrast, learn)
 
 
+def caps_of(this: Gate, seen: Seen, error: Tensor, forced: Tensor | None) -> Tensor:
+    """(B,) most tokens to pass by their errors (B, N); of a pool, what each stream gets."""
+    inputs = this.inputs
+    if inputs.shared is None or seen.contrast is None:
+        return inputs.cap
+    pool = ops.Pool(inputs.shared, inputs.cap, inputs.floor)
+    # A frame that was bad at the first gate is bad at later ones.
+    sound = None if this.leading else inputs.report[:, 1] > 0
+    return ops.share_out(error, seen.contrast, pool, forced, sound)
+
+
 def _level(this: Gate, sampled: Tensor | None, error: Tensor) -> tuple[Tensor, Callable[[], None]]:
     """(B,) the level in force: the policy's own, or that of the noise where it follows it.
 

@@ -19,6 +19,7 @@ from eventful.policies import Policy, SelectionParams, params_of
 from eventful.rules.record import BlockRecord, GateRecord, StepRecord
 from eventful.rules.spec import BlockSpec
 from eventful.tokens.layout import TokenLayout
+from eventful.tokens.packing import Packing
 from eventful.tokens.selection import Selection
 
 LEADING = ("qkv", "block", "frame")  # kinds that may be the first gate of a trunk
@@ -37,12 +38,16 @@ class GateInputs:
         level, cap, low, floor: (B,) of each stream's policy, see `ops.PickRule`.
         relative: (B,) whether `level` and `low` are multiples of the contrast of the tokens; None
             if that is so in no stream. `low` and `floor` count only where it is so in some.
+        shared: (B,) whether `cap` and `floor` belong to a pool, see `ops.Pool`; None if that is so
+            in no stream.
         renewal: (B,) see `SelectionParams`.
         noise: (4, B) k, momentum, inertia and whether it counts, of policies that follow the
             noise; None if no stream has one.
         report: (B, ops.REPORT) int32, see `ops.pick`.
         sound: (B,) whether all outputs were finite; set by the last block.
         width: slots of every selection, M; None for as many as pass.
+        rows: rows of all streams together where they are packed, P; None to pad each to M, or,
+            without a width, to let the host count them.
         params: of the policies, where the host may use them; None elsewhere.
         own_policies: some policy has no parameters, so that all policies' `select` is called.
         count_wanted: all tokens are updated, and those that wanted to pass are counted first.
@@ -55,11 +60,13 @@ class GateInputs:
     low: Tensor
     floor: Tensor
     relative: Tensor | None
+    shared: Tensor | None
     renewal: Tensor
     noise: Tensor | None
     report: Tensor
     sound: Tensor
     width: int | None = None
+    rows: int | None = None
     params: Sequence[SelectionParams] | None = None
     own_policies: bool = False
     count_wanted: bool = False
@@ -80,6 +87,9 @@ class GateInputs:
         relative = None
         if any(one.relative for one in params):
             relative = torch.tensor([one.relative for one in params], device=device)
+        shared = None
+        if any(one.shared for one in params):
+            shared = torch.tensor([one.shared for one in params], device=device)
         return cls(
             turn=torch.tensor(frames, device=device) + 1,
             level=torch.tensor([one.level for one in params], dtype=torch.float32, device=device),
@@ -87,6 +97,7 @@ class GateInputs:
             low=torch.tensor([one.low for one in params], dtype=torch.float32, device=device),
             floor=torch.tensor([one.floor for one in params], device=device),
             relative=relative,
+            shared=shared,
             renewal=torch.tensor([one.renewal for one in params], device=device),
             noise=noise,
             report=torch.zeros(len(params), ops.REPORT, dtype=torch.int32, device=device),
@@ -137,7 +148,9 @@ class Step:
         demand: what it decided by; None where nothing was decided.
         taps: by trunk, blocks whose full output the model's caller will see.
         selections: the frame gate's choice by trunk, for gating `frame`.
-        compact: trunks whose blocks now pass only the selected tokens on.
+        compact: trunks whose blocks now pass only the selected tokens on, with the index (B, M) of
+            these, or (1, P) where they are packed.
+        packings: of the frame gate's choice by trunk, where its rows are packed.
         cache: values shared by the blocks of one step, e.g. the tokens due for a refresh.
         constants: values that depend on the weights and sizes alone, kept from step to step.
         inputs: what the gates read, by trunk; made from the policies where it is missing.
@@ -159,7 +172,8 @@ class Step:
     demand: Demand | None = None
     taps: dict[str, set[int]] = field(default_factory=dict)
     selections: dict[str, Selection] = field(default_factory=dict)
-    compact: set[str] = field(default_factory=set)
+    compact: dict[str, Tensor] = field(default_factory=dict)
+    packings: dict[str, Packing] = field(default_factory=dict)
     cache: dict[Any, Any] = field(default_factory=dict)
     constants: dict[Any, Any] = field(default_factory=dict)
     inputs: dict[str, GateInputs] = field(default_factory=dict)
@@ -267,8 +281,9 @@ class Gate:
     def wants_contrast(self) -> bool:
         """Whether anything is measured in multiples of the contrast of the tokens."""
         cuts = self.leading and self.step.config.scene_cut is not None
-        needed = self.inputs.relative is not None or self.inputs.own_policies
-        return self.kind == "frame" or cuts or needed
+        inputs = self.inputs
+        units = inputs.relative is not None or inputs.shared is not None or inputs.own_policies
+        return self.kind == "frame" or cuts or units
 
     @property
     def samples(self) -> bool:

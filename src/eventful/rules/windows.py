@@ -12,6 +12,7 @@ from eventful import ops
 from eventful.rules.relative import RelativePosition
 from eventful.rules.spec import BlockSpec
 from eventful.rules.step import Step
+from eventful.tokens.packing import Packing
 from eventful.tokens.selection import Selection
 
 
@@ -75,10 +76,31 @@ class WindowedAttention:
         out[stream[:, None].expand_as(index)[real], index[real]] = result[real].to(out.dtype)
         return out
 
-    def selected_queries(self, step: Step, q: Tensor, selection: Selection) -> Tensor:
-        """Attention of the selected queries (B, M, H*d) over their windows in the buffers."""
+    def selected_queries(
+        self, step: Step, q: Tensor, selection: Selection, packing: Packing | None = None
+    ) -> Tensor:
+        """Attention of the selected queries (B, M, H*d) over their windows in the buffers.
+
+        With a packing, queries and outputs are (1, P, H*d).
+        """
+        if packing is None:
+            return self._selected(step, q, selection)
+        if not packing.by_stream:
+            return packing.pack(self._selected(step, packing.unpack(q), selection))
+        parts = [
+            self._selected(step, q[:, rows], Selection(index, selection.tokens), stream)
+            for stream, rows, index in packing.streams()
+        ]
+        return torch.cat(parts, dim=1)
+
+    def _selected(
+        self, step: Step, q: Tensor, selection: Selection, stream: int | None = None
+    ) -> Tensor:
+        """The same for queries that are not packed, of all streams or of one."""
         state = step.state
         k, v = (state.raw(self.spec.slot(name)) for name in ("key", "value"))
+        if stream is not None:
+            k, v = k[stream : stream + 1], v[stream : stream + 1]
         qh, kh, vh = (ops.split_heads(part, self.spec.heads) for part in (q, k, v))
         parts = None
         if self.relative is not None:

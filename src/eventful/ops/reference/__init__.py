@@ -6,6 +6,7 @@ means an argument is written.
 """
 
 from eventful.ops.reference.attention import (
+    Ragged,
     attend,
     attend_lse,
     attend_partial,
@@ -31,6 +32,7 @@ from eventful.ops.reference.gates import (
     Picked,
     PickRule,
     error_norm,
+    fit_rows,
     follow_level,
     follow_scene,
     pick,
@@ -45,6 +47,7 @@ from eventful.ops.reference.motion import (
     lost_tokens,
     match_blocks,
 )
+from eventful.ops.reference.pool import Pool, share_out
 from eventful.ops.reference.rows import (
     add_norm,
     gather,
@@ -77,6 +80,8 @@ __all__ = [
     "LayerNorm",
     "PickRule",
     "Picked",
+    "Pool",
+    "Ragged",
     "WindowGrid",
     "WindowMap",
     "add_context_",
@@ -92,6 +97,7 @@ __all__ = [
     "error_norm",
     "estimate_error_",
     "exchange_",
+    "fit_rows",
     "follow_change_",
     "follow_level",
     "follow_scene",
@@ -116,6 +122,7 @@ __all__ = [
     "sample",
     "scatter_",
     "score_of",
+    "share_out",
     "split_heads",
     "swap_rows_",
     "take_slots",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,19 @@ def logits(q: Tensor, k: Tensor, scale: float, bias: Tensor | None = None) -> Te
     return product if bias is None else product + bias
 
 
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Queries of which streams have different numbers.
+
+    Attributes:
+        count: (B,) queries that count. What the others get is not defined.
+        rows: about how many count in all streams together.
+    """
+
+    count: Tensor
+    rows: int
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -22,6 +37,7 @@ def attend(
     bias: Tensor | None = None,
     relative: tuple[Tensor, Tensor] | None = None,
     slots: Tensor | None = None,
+    ragged: Ragged | None = None,
 ) -> Tensor:
     """Ordinary attention (Eq. 4-5) of some queries, (B, H, M, d).
 
@@ -32,6 +48,7 @@ def attend(
         relative: the same in two parts, for each row and each column of the keys' grid
             (see `relative_logits`).
         slots: (B,) row of `k` and `v` that belongs to each stream; None if row b does.
+        ragged: which queries count; None if all do.
     """
     k, v = held(k, slots), held(v, slots)
     return logits(q, k, scale, whole_bias(bias, relative)).softmax(dim=-1) @ v
@@ -45,6 +62,7 @@ def attend_lse(
     bias: Tensor | None = None,
     relative: tuple[Tensor, Tensor] | None = None,
     slots: Tensor | None = None,
+    ragged: Ragged | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention as `attend` computes it, with the log-sum-exp of the logits.
 

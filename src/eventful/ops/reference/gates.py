@@ -217,6 +217,26 @@ def _fitting(order: Tensor, allowed: Tensor) -> Picked:
     return Picked(torch.where(valid, index, first[:, None]), allowed, None)
 
 
+def fit_rows(picked: Picked, rows: int) -> Picked:
+    """Leave as many tokens as fit into a number of rows of all streams together.
+
+    The streams with the most tokens lose some, the last ones they picked, down to the largest
+    common number that fits. Nothing changes where all fit.
+
+    Args:
+        picked: with a fixed number of slots.
+        rows: P.
+    """
+    assert picked.places is not None
+    width = picked.index.shape[1]
+    slot = torch.arange(width + 1, device=picked.count.device)
+    most = (torch.minimum(picked.count[:, None], slot).sum(dim=0) <= rows).sum() - 1
+    count = torch.minimum(picked.count, most)
+    index = torch.where(slot[:width] < count[:, None], picked.index, picked.index[:, :1])
+    places = torch.where(picked.places < count[:, None], picked.places, -1)
+    return Picked(index, count, places, picked.full)
+
+
 def follow_scene(error: Tensor, rule: PickRule, finite: Tensor) -> Tensor:
     """(B,) whether the scene was cut; the running level moves toward the median of a sample."""
     assert rule.scene is not None

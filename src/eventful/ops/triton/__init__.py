@@ -16,14 +16,16 @@ from eventful.ops.reference import (
     ExactMemory,
     Picked,
     PickRule,
+    Ragged,
     contrast,
     grey_picture,
 )
-from eventful.ops.triton.attention import attend, attend_lse, attend_partial, relative_logits
+from eventful.ops.triton.attention import attend, attend_lse, attend_partial
 from eventful.ops.triton.context import add_context_
 from eventful.ops.triton.exact import add_held, exchange_, gate_error, gate_rows, recompute_
 from eventful.ops.triton.gates import MOST_TOKENS, error_norm, pick
 from eventful.ops.triton.motion import carry, match_blocks
+from eventful.ops.triton.relative import relative_logits
 from eventful.ops.triton.rows import add_norm, swap_rows_, take_slots, write_rows_
 from eventful.ops.triton.scores import (
     MOST_CHANGES,
@@ -96,7 +98,8 @@ def yields(operation: str, args: tuple[object, ...], kwargs: dict[str, object]) 
     assert isinstance(q, Tensor)
     if operation == "attend_lse" and q.shape[-1] % 8:
         return False  # the stock kernels that return a log-sum-exp do not take such heads
-    if not q.is_cuda or kwargs.get("slots") is not None or kwargs.get("relative") is not None:
+    own = ("slots", "relative", "ragged")  # what stock kernels do not know
+    if not q.is_cuda or any(kwargs.get(name) is not None for name in own):
         return False
     batch, heads, queries, _ = q.shape
     keys = args[1]
@@ -184,6 +187,7 @@ def _attend(
     bias: Tensor | None = None,
     relative: tuple[Tensor, Tensor] | None = None,
     slots: Tensor | None = None,
+    ragged: Ragged | None = None,
 ) -> str | None:
     if bias is not None:
         return "it takes relative position in two parts, not a dense bias"

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eventful.ops.reference import Ragged
 from eventful.ops.triton.tiles import Tile, fitting
 
 _TILES: tuple[Tile, ...] = ({}, {"rows": 32, "lanes": 32}, {"rows": 16, "lanes": 16})
@@ -76,18 +77,21 @@ def _fold(
 
 @triton.jit(do_not_specialize=["tiles"])
 def _attend(
-    q, k, v, down, across, slots, out, lse,
+    q, k, v, down, across, slots, counts, out, lse,
     queries, keys, key_width, heads, scale,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     tiles, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr,
     K: tl.constexpr, SPLIT: tl.constexpr, RELATIVE: tl.constexpr, ROW_PAD: tl.constexpr,
-    FULL: tl.constexpr, TAIL: tl.constexpr, HAS_SLOTS: tl.constexpr, WITH_LSE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    FULL: tl.constexpr, TAIL: tl.constexpr, HAS_SLOTS: tl.constexpr, HAS_COUNT: tl.constexpr,
+    WITH_LSE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(1)
     part = tl.program_id(2)
     stream = (pair // heads).to(tl.int64)
+    if HAS_COUNT:  # noqa: SIM102 - queries past the count are padding, which nobody reads
+        if tl.program_id(0) * M >= tl.load(counts + stream):
+            return
     head = (pair % heads).to(tl.int64)
     slot = tl.load(slots + stream).to(tl.int64) if HAS_SLOTS else stream
     m = tl.program_id(0) * M + tl.arange(0, M)
@@ -166,11 +170,14 @@ def _weigh(
 
 @triton.jit
 def _combine(
-    parts, part_lse, out, lse, rows, heads,
+    parts, part_lse, out, lse, counts, rows, queries, heads,
     PARTS: tl.constexpr, HEADS_PAD: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr,
-    WITH_LSE: tl.constexpr,
+    HAS_COUNT: tl.constexpr, WITH_LSE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    if HAS_COUNT:  # noqa: SIM102 - as above
+        if row % queries >= tl.load(counts + row // queries):
+            return
     head = tl.arange(0, HEADS_PAD)
     d = tl.arange(0, HEAD_PAD)
     real = head < heads
@@ -245,6 +252,7 @@ def run(
     scale: float,
     relative: tuple[Tensor, Tensor] | None,
     slots: Tensor | None,
+    ragged: Ragged | None = None,
     *,
     with_lse: bool,
     kind: torch.dtype | None = None,
@@ -256,15 +264,23 @@ def run(
     """
     width = 0 if relative is None else relative[1].shape[-1]
     key = ("attend", q.device, q.dtype, q.shape[-1], width)
-    launch = partial(_run, q, k, v, scale, relative, slots, with_lse=with_lse, kind=kind or q.dtype)
+    launch = partial(
+        _run, q, k, v, scale, relative, slots, ragged, with_lse=with_lse, kind=kind or q.dtype
+    )
     return fitting(key, _TILES, launch)
 
 
 def _tiling(
-    q: Tensor, keys: int, relative: tuple[Tensor, Tensor] | None, lanes: int
+    q: Tensor,
+    keys: int,
+    relative: tuple[Tensor, Tensor] | None,
+    ragged: Ragged | None,
+    lanes: int,
 ) -> tuple[int, int, int, Plan]:
     """Queries of a tile, its keys, keys of a padded row of the grid (1 without), and the plan."""
     batch, heads, queries, _ = q.shape
+    if ragged is not None:  # programs past the counts end at once and fill nothing
+        queries = min(queries, max(17, triton.cdiv(ragged.rows, batch)))
     if relative is None:
         rows, plan = split_keys(queries, keys, lanes, batch * heads, q.device)
         return rows, lanes, 1, plan
@@ -285,15 +301,17 @@ def _run(
     scale: float,
     relative: tuple[Tensor, Tensor] | None,
     slots: Tensor | None,
+    ragged: Ragged | None,
     *,
     with_lse: bool,
     kind: torch.dtype,
-    rows: int | None = None,
-    lanes: int = 64,
+    **tile: int,
 ) -> tuple[Tensor, Tensor | None]:
+    """The same with `rows` and `lanes` of the tile, which may be left to this function."""
     batch, heads, queries, head = q.shape
-    auto_rows, lanes, row_pad, plan = _tiling(q, k.shape[2], relative, lanes)
-    rows, splits = rows or auto_rows, plan.splits
+    lanes = tile.get("lanes", 64)
+    auto_rows, lanes, row_pad, plan = _tiling(q, k.shape[2], relative, ragged, lanes)
+    rows, splits = tile.get("rows", auto_rows), plan.splits
     make = partial(torch.empty, dtype=torch.float32, device=q.device)
     out = torch.empty(batch, queries, heads, head, dtype=kind, device=q.device)
     lse = make(batch, queries, heads) if with_lse else None
@@ -304,22 +322,24 @@ def _run(
         target_lse = make(splits, batch, queries, heads)
     down, across = (q, q) if relative is None else relative
     pad = max(16, triton.next_power_of_2(head))
+    counts = q if ragged is None else ragged.count
     _attend[(triton.cdiv(queries, rows), batch * heads, splits)](
-        q, k, v, down, across, q if slots is None else slots, target, target_lse,
+        q, k, v, down, across, q if slots is None else slots, counts, target, target_lse,
         queries, k.shape[2], 1 if relative is None else across.shape[-1], heads, scale,
         q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
         v.stride(0), v.stride(1), v.stride(2),
         out.stride(0), out.stride(2), out.stride(1),
         tiles=plan.tiles, HEAD=head, HEAD_PAD=pad, M=rows, K=lanes,
         SPLIT=split, RELATIVE=relative is not None, ROW_PAD=row_pad, FULL=plan.full, TAIL=plan.tail,
-        HAS_SLOTS=slots is not None, WITH_LSE=with_lse, PRECISION=precision(q.dtype),
-        num_warps=4 if rows <= 64 else 8, num_stages=3,
+        HAS_SLOTS=slots is not None, HAS_COUNT=ragged is not None, WITH_LSE=with_lse,
+        PRECISION=precision(q.dtype), num_warps=4 if rows <= 64 else 8, num_stages=3,
     )  # fmt: skip
     if split:
         _combine[(batch * queries,)](
-            target, target_lse, out, target_lse if lse is None else lse, batch * queries, heads,
+            target, target_lse, out, target_lse if lse is None else lse, counts,
+            batch * queries, queries, heads,
             PARTS=splits, HEADS_PAD=triton.next_power_of_2(heads), HEAD=head, HEAD_PAD=pad,
-            WITH_LSE=with_lse, num_warps=4,
+            HAS_COUNT=ragged is not None, WITH_LSE=with_lse, num_warps=4,
         )  # fmt: skip
     return out, lse
 
@@ -343,9 +363,10 @@ def attend(
     bias: Tensor | None = None,
     relative: tuple[Tensor, Tensor] | None = None,
     slots: Tensor | None = None,
+    ragged: Ragged | None = None,
 ) -> Tensor:
     """See `reference.attend`; no dense bias."""
-    return run(q, k, v, scale, relative, slots, with_lse=False)[0].transpose(1, 2)
+    return run(q, k, v, scale, relative, slots, ragged, with_lse=False)[0].transpose(1, 2)
 
 
 def attend_lse(
@@ -356,9 +377,10 @@ def attend_lse(
     bias: Tensor | None = None,
     relative: tuple[Tensor, Tensor] | None = None,
     slots: Tensor | None = None,
+    ragged: Ragged | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `reference.attend_lse`; no dense bias."""
-    out, lse = run(q, k, v, scale, relative, slots, with_lse=True)
+    out, lse = run(q, k, v, scale, relative, slots, ragged, with_lse=True)
     assert lse is not None
     return out.transpose(1, 2), lse.transpose(1, 2)
 
@@ -375,66 +397,3 @@ def attend_partial(
     out, lse = run(q, k, v, scale, None, None, with_lse=True, kind=torch.float32)
     assert lse is not None
     return out.transpose(1, 2), lse.transpose(1, 2)
-
-
-@triton.jit
-def _relative_logits(
-    q, rows, columns, index, down, across,
-    heads, queries, grid_width, stride_qb, stride_qh, stride_qm,
-    KEY_HEIGHT: tl.constexpr, KEY_WIDTH: tl.constexpr, HEIGHT_PAD: tl.constexpr,
-    WIDTH_PAD: tl.constexpr, HEADS_PAD: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    m = tl.program_id(0).to(tl.int64)
-    stream = tl.program_id(1).to(tl.int64)
-    token = tl.load(index + stream * queries + m)
-    head = tl.arange(0, HEADS_PAD)
-    d = tl.arange(0, HEAD_PAD)
-    fits = d < HEAD
-    query = tl.load(
-        q + stream * stride_qb + m * stride_qm + head[:, None] * stride_qh + d[None, :],
-        mask=(head < heads)[:, None] & fits[None, :], other=0.0,
-    )  # fmt: skip
-    place = (stream * queries + m) * heads + head
-    line = tl.arange(0, HEIGHT_PAD)
-    vectors = tl.load(
-        rows + ((token // grid_width) * KEY_HEIGHT + line[None, :]) * HEAD + d[:, None],
-        mask=(line < KEY_HEIGHT)[None, :] & fits[:, None], other=0.0,
-    ).to(query.dtype)  # fmt: skip
-    found = tl.dot(query, vectors, input_precision=PRECISION)
-    tl.store(
-        down + place[:, None] * KEY_HEIGHT + line[None, :], found.to(down.dtype.element_ty),
-        mask=(head < heads)[:, None] & (line < KEY_HEIGHT)[None, :],
-    )  # fmt: skip
-    line = tl.arange(0, WIDTH_PAD)
-    vectors = tl.load(
-        columns + ((token % grid_width) * KEY_WIDTH + line[None, :]) * HEAD + d[:, None],
-        mask=(line < KEY_WIDTH)[None, :] & fits[:, None], other=0.0,
-    ).to(query.dtype)  # fmt: skip
-    found = tl.dot(query, vectors, input_precision=PRECISION)
-    tl.store(
-        across + place[:, None] * KEY_WIDTH + line[None, :], found.to(across.dtype.element_ty),
-        mask=(head < heads)[:, None] & (line < KEY_WIDTH)[None, :],
-    )  # fmt: skip
-
-
-def relative_logits(
-    q: Tensor, rows: Tensor, columns: Tensor, index: Tensor
-) -> tuple[Tensor, Tensor]:
-    """See `reference.relative_logits`."""
-    batch, heads, queries, head = q.shape
-    key_height, key_width = rows.shape[1], columns.shape[1]
-    down = torch.empty(batch, queries, heads, key_height, dtype=q.dtype, device=q.device)
-    across = torch.empty(batch, queries, heads, key_width, dtype=q.dtype, device=q.device)
-    if queries:
-        _relative_logits[(queries, batch)](
-            q, rows.contiguous(), columns.contiguous(), index.expand(batch, -1).contiguous(),
-            down, across, heads, queries, columns.shape[0], q.stride(0), q.stride(1), q.stride(2),
-            KEY_HEIGHT=key_height, KEY_WIDTH=key_width,
-            HEIGHT_PAD=max(16, triton.next_power_of_2(key_height)),
-            WIDTH_PAD=max(16, triton.next_power_of_2(key_width)),
-            HEADS_PAD=max(16, triton.next_power_of_2(heads)), HEAD=head,
-            HEAD_PAD=max(16, triton.next_power_of_2(head)), PRECISION=precision(q.dtype),
-            num_warps=4,
-        )  # fmt: skip
-    return down, across

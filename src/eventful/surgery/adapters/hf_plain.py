@@ -209,8 +209,7 @@ class SelectedPositions:
         # addition.
         self.step.record.positions[f"{self.trunk} after {layer}"] = (rows.shape[1], rows.shape[2])
         if self.trunk in self.step.compact:
-            chosen = self.step.selections[self.trunk]
-            rows = chosen.gather(rows.expand(chosen.batch, -1, -1))
+            rows = rows[0][self.step.compact[self.trunk]]
         return rows
 
 
