@@ -33,6 +33,12 @@ class Audit:
     ms: float
     recomputed: bool = False
 
+    @classmethod
+    def of(cls, step: int, values: list[float], ms: float, *, recomputed: bool = False) -> Audit:
+        """From the values of `compare`."""
+        error, cosine, worst = values
+        return cls(step, error, cosine, worst, ms, recomputed)
+
 
 def comparable(output: Any, dense: Any) -> list[tuple[Tensor, Tensor]]:
     """Tensors of floating-point numbers in both, of one shape, with a row per stream."""

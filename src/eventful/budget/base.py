@@ -109,12 +109,15 @@ class Controller(ABC):
 
     def learn(self, told: Told) -> None:
         """Take in what a step told."""
+        del told
 
     def audited(self, told: Told, error: float) -> None:
         """Take in the true error of a step that was compared with the dense model."""
+        del told, error
 
     def timed(self, told: Told, ms: float, interval: float | None) -> None:
         """Take in the time of a step, and from the start of the one before to its own start."""
+        del told, ms, interval
 
     @abstractmethod
     def report(self) -> BudgetReport:

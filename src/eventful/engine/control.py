@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -172,5 +171,3 @@ class Control:
     def report(self) -> BudgetReport | None:
         """How the budget is doing; None without one, or before the first frame."""
         return None if self._controller is None else self._controller.report()
-
-

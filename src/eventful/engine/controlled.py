@@ -59,12 +59,13 @@ class ControlledRunner(Runner):
         self._executor.flush(rows)
         step = self._steps
         again = self._run(rows, policies, call)
+        self._tally.again(len(rows))
         pairs = comparable(done.output, again.output)
         pairs = pairs or list(zip(held, self._outputs(), strict=True))
         read = _once_read(compare(pairs))
         control.compared(told, lambda: read()[0])
         clock = again.clock or (lambda: 0.0)
-        control.log.add(lambda: Audit(step - 1, *read(), clock(), recomputed=True))
+        control.log.add(lambda: Audit.of(step - 1, read(), clock(), recomputed=True))
         return again
 
     def _outputs(self) -> list[Tensor]:
@@ -86,15 +87,18 @@ class ControlledRunner(Runner):
                 "stream.call('forward_features', frame)."
             )
         read, took, step = _once_read(compare(pairs)), clock(), self._steps
-        self._control.log.add(lambda: Audit(step - 1, *read(), took()))
+        self._control.log.add(lambda: Audit.of(step - 1, read(), took()))
 
     def audit(self, every: int | None) -> None:
         """Compare each so many steps with the dense model; None stops it.
 
         It costs a dense pass each time, which `summary()` tells. Outputs stay as they are.
         """
-        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-            raise ConfigError(f"audit(every=...) counts steps, at least 1, or is None; got {every!r}.")
+        whole = isinstance(every, int) and not isinstance(every, bool) and every > 0
+        if every is not None and not whole:
+            raise ConfigError(
+                f"audit(every=...) counts steps from 1 on, or is None; got {every!r}."
+            )
         self._control.every = every
 
     @property

@@ -198,7 +198,8 @@ class DeviceExecutor(Executor):
             others = set(self.state.rows) - set(state.rows)
             self.flush([self.state.rows.index(slot) for slot in others])
         state.frames = [0 if request.flush or request.dense else n + 1 for n in before]
-        self._pending.append(_InFlight(list(state.rows), before, outcome, request.flush or request.dense))
+        whole = request.flush or request.dense
+        self._pending.append(_InFlight(list(state.rows), before, outcome, whole))
         if request.dense:
             outcome.record = _as_fallback(outcome.record)
         return outcome, demand

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from eventful import ops
+from eventful.budget.base import Budget
 from eventful.config import Config, checked_policy, policies_set
 from eventful.engine import plan as plans
 from eventful.engine.advice import judge_frame
-from eventful.budget.base import Budget
 from eventful.engine.call import Call
 from eventful.engine.control import Control, checked_budget
 from eventful.engine.dense import Fallbacks
@@ -50,7 +50,6 @@ from eventful.surgery.conversion import find_session, global_attention
 from eventful.surgery.session import Session
 from eventful.surgery.wrappers import checked_model, refuse_wrappers
 from eventful.tokens.layout import TokenLayout
-
 
 Policies = Sequence[Policy | None] | Callable[[], Sequence[Policy | None]]
 
@@ -213,9 +212,7 @@ class Runner:
             raise StreamClosedError("This stream was closed; make another one from the model.")
         return Exclusive(self._busy)
 
-    def _run(
-        self, rows: Sequence[int], policies: Policies, call: Call
-    ) -> StepResult:
+    def _run(self, rows: Sequence[int], policies: Policies, call: Call) -> StepResult:
         """Step the streams in `rows`; one that raises is undone, or the next recomputes all."""
         try:
             return self._step(rows, policies, call)
@@ -231,9 +228,7 @@ class Runner:
         if self._signature is None:
             self._executor, self._planned = self._on_host(RowState(len(self._state))), None
 
-    def _step(
-        self, rows: Sequence[int], policies: Policies, call: Call
-    ) -> StepResult:
+    def _step(self, rows: Sequence[int], policies: Policies, call: Call) -> StepResult:
         """See `_run`."""
         self._executor.settle()
         if callable(policies):

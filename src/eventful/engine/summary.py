@@ -127,6 +127,11 @@ class Tally:
         if now or len(self._waiting) > _WAITING:
             self._read()
 
+    def again(self, streams: int) -> None:
+        """The last step was another pass over the same frames: its tokens and operations count."""
+        self._sums["steps"] -= 1
+        self._sums["frames"] -= streams
+
     def _read(self) -> None:
         waiting, self._waiting = self._waiting, []
         for make in waiting:
@@ -154,7 +159,7 @@ class Tally:
     def sum(self, dense_ms: float | None, **audits: Any) -> Summary:
         """All that was noted."""
         self._read()
-        if not self._sums["steps"]:
+        if self._sums["steps"] <= 0:
             return Summary()
         sums = dict(self._sums)
         tokens = sums.pop("tokens", 0) / max(sums["frames"], 1)
