@@ -29,6 +29,7 @@ class Facts:
         dense_operations: of a frame that updates all of them.
         state_bytes: held for one stream.
         shared: the streams of a batch share what there is.
+        fit: the most tokens, at most so many, that leave no slots of a step empty.
     """
 
     tokens: int
@@ -37,6 +38,7 @@ class Facts:
     dense_operations: int
     state_bytes: int
     shared: bool = False
+    fit: Callable[[int], int] = int
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,14 @@ class Told:
         share: of the tokens, updated.
         estimate: of the error, the largest; None where nothing estimates.
         flushed: everything was recomputed.
+        paid: share of the tokens that there were slots for, which is what takes time; None for
+            `share`.
     """
 
     share: float
     estimate: float | None
     flushed: bool
+    paid: float | None = None
 
 
 @dataclass(frozen=True)

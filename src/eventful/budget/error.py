@@ -21,7 +21,8 @@ CEILING = 0.25  # of the tokens in an eventful step; more is not worth it beside
 BANK, DEBT = 8.0, 4.0  # times the error asked for: most that may be saved up, or owed
 FIRST, LONGEST = 16, 128  # frames from one comparison to the next where none was due
 NEWEST = 0.4  # least weight of a new comparison
-LEVELS = (0.05, 10.0)  # multiples of the contrast; at the last one hardly any token passes
+LEVELS = (0.05, 4.0)  # multiples of the contrast; at the last one hardly any token passes
+UNSEEN = 2.0  # levels beyond so many times that of the last comparison need another one
 SMALLEST = 1e-3  # errors below it count as this much
 
 
@@ -81,7 +82,7 @@ class ErrorController(Controller):
 
     def __init__(self, error: float) -> None:
         self._error = error
-        self._level = 0.6
+        self._level = self._seen = 0.6
         self._gain = 1.0  # true errors over predicted ones
         self._account = 0.0  # sum of errors above the one asked for
         self._since = 0  # frames since the last dense step
@@ -98,7 +99,8 @@ class ErrorController(Controller):
         if self._estimate is not None:
             ahead = self._predict(self._estimate, self._since + 1)
             self._due = self._account + ahead - self._error > 0
-            audit = self._due or self._since + 1 >= self._next
+            unseen = self._level >= 0.99 * UNSEEN * self._seen
+            audit = self._due or self._since + 1 >= (FIRST if unseen else self._next)
         return Turn(self._policy(), audit)
 
     def _policy(self) -> Policy:
@@ -122,18 +124,20 @@ class ErrorController(Controller):
         self._book(expected)
         if expected < self._error:
             faster = 1 + 0.15 * (1 - expected / self._error)
-            self._level = min(self._level * faster, LEVELS[1])
+            # The estimate hardly knows what is left out: another level must be compared first.
+            self._level = min(self._level * faster, LEVELS[1], UNSEEN * self._seen)
 
     def audited(self, told: Told, error: float) -> None:
         """See `Controller`; the dense step itself is told of next."""
         self._see(told)
+        self._seen = self._level
         predicted = max((self._estimate or 0.0) * self._since**GROWTH, SMALLEST)
         self._compared += 1
         weight = max(NEWEST, 1 / self._compared)
         if math.isfinite(error):
             gain = max(error, SMALLEST) / predicted
             self._gain = min(max(self._gain + weight * (gain - self._gain), 0.05), 20.0)
-        if not self._due:
+        if not self._due and not error > self._error:
             self._next = min(LONGEST, 2 * self._next)
             return
         self._next = FIRST

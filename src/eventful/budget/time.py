@@ -22,8 +22,8 @@ from eventful.policies import Always, FollowScene, Policy, Shared
 START = 0.125  # share of the tokens before any step was timed
 LEVEL = 0.3  # errors above this multiple of the contrast want to pass
 FOLLOW = 0.25  # weight of a new time
-SPIKE = 3.0  # times the expected time: more of a single step is not believed
-STEADY = 0.05  # relative changes of the share below it are not made
+SPIKE = 2.0  # times the expected time: more is not believed of a single step
+LESS, MORE = 0.01, 0.05  # relative changes of the share below them are not made
 PATIENCE = 8  # steps at the floor and too slow before the budget is called impossible
 MARGIN = 1.5  # mean deviations of a step's time that a latency leaves room for
 
@@ -86,6 +86,7 @@ class Pace:
         self._slope = 0.0
         self._pairs: deque[tuple[float, float]] = deque(maxlen=32)
         self.deviation = 0.0
+        self._odd = False  # the last time was a spike
 
     @property
     def known(self) -> bool:
@@ -112,7 +113,10 @@ class Pace:
             self._slope = max(dense - ms, 0.25 * dense) / max(1 - share, 0.1)
             self._base = ms - self._slope * share
         expected = self.ms(share)
-        off = min(ms, max(SPIKE * expected, 0.0) if expected > 0 else ms) - expected
+        self._odd = ms > SPIKE * expected > 0 and not self._odd
+        if self._odd:
+            return
+        off = ms - expected
         self._base += FOLLOW * off
         self.deviation += 0.1 * (abs(off) - self.deviation)
         self._pairs.append((share, ms))
@@ -154,7 +158,9 @@ class LatencyController(Controller):
         tokens = self._facts.tokens
         if self._share >= 1:
             return Always()
-        share = max(round(self._share * tokens), 1) / tokens
+        least = math.ceil(self._floor * tokens)
+        count = self._facts.fit(round(self._share * tokens)) - self._facts.forced
+        share = min(max(count, least, 1) / tokens, 1.0)
         if self._facts.shared:
             return Shared(share, floor=min(self._floor, share))
         return FollowScene(
@@ -168,7 +174,7 @@ class LatencyController(Controller):
         if told.flushed and self._share < 1:
             self._pace.note_dense(ms)
             return
-        self._pace.note(told.share, ms)
+        self._pace.note(told.share if told.paid is None else told.paid, ms)
         self._mean = ms if math.isnan(self._mean) else self._mean + 0.2 * (ms - self._mean)
         self._aim(self._target(ms, interval))
 
@@ -181,8 +187,8 @@ class LatencyController(Controller):
             self._share = 1.0
             return
         share = min(max(self._pace.share(target), self._floor), 1.0)
-        edge = share in (self._floor, 1.0)
-        if edge or abs(share - self._share) > STEADY * self._share:
+        change = share / self._share - 1
+        if share in (self._floor, 1.0) or change < -LESS or change > MORE:
             self._share = share
         slow = self._share <= self._floor and self._mean > 1.1 * target
         self._late = self._late + 1 if slow else 0
@@ -194,7 +200,7 @@ class LatencyController(Controller):
 
     def _problem(self) -> str:
         return (
-            f"{self._floor:.1%} of the tokens, the floor, takes {self._mean:.3g} ms here, which is "
+            f"{self._floor:.1%} of the tokens, the floor, takes {self._pace.ms(self._floor):.3g} ms here, which is "
             "the nearest possible. Smaller frames or a lower floor take less."
         )
 

@@ -11,6 +11,7 @@ from eventful.budget.base import Budget, BudgetReport, Controller, Facts, Told, 
 from eventful.budget.memory import MemoryBudget
 from eventful.config import Config
 from eventful.cost import counting, times
+from eventful.engine.widths import fitting
 from eventful.errors import ConfigError
 from eventful.policies import Policy
 from eventful.policies.base import refresh_period
@@ -19,8 +20,12 @@ from eventful.rules.record import StepRecord
 _QUEUED = 2  # steps of a device whose times are still to come
 
 
-def checked_budget(budget: Any, config: Config) -> Budget | None:
-    """A budget that a config can hold, or None."""
+def checked_budget(budget: Any, config: Config, *, batch: bool) -> Budget | None:
+    """A budget that a config can hold, or None.
+
+    Args:
+        batch: for streams that come and go.
+    """
     if budget is None:
         return None
     if not isinstance(budget, Budget):
@@ -33,15 +38,23 @@ def checked_budget(budget: Any, config: Config) -> Budget | None:
             f"{type(budget).__name__} needs gating {' or '.join(map(repr, budget.gatings))} "
             f"(Config.fast); this model was converted with {config.gating!r}."
         )
+    if batch and budget.audits:
+        raise ConfigError(
+            f"{type(budget).__name__} holds the error of one video; give each a Stream of its own. "
+            "A batch shares tokens: OperationsBudget, LatencyBudget, or the policy Shared."
+        )
     return budget
 
 
-def facts_of(record: StepRecord, config: Config, state_bytes: int, *, shared: bool) -> Facts:
+def facts_of(
+    record: StepRecord, config: Config, state_bytes: int, *, shared: bool, slots: bool
+) -> Facts:
     """What a budget may know of a stream, from the record of a dense step.
 
     Args:
         state_bytes: held for one stream.
         shared: the streams of a batch share what there is.
+        slots: steps have a number of slots for selected tokens.
     """
     shapes = [block.shape for block in record.blocks.values()]
     tokens = shapes[0].tokens
@@ -76,6 +89,7 @@ def facts_of(record: StepRecord, config: Config, state_bytes: int, *, shared: bo
         dense_operations=record.dense_macs // len(record.flushed),
         state_bytes=state_bytes,
         shared=shared,
+        fit=(lambda count: fitting(count, tokens)) if slots else int,
     )
 
 
@@ -112,6 +126,7 @@ class Control:
         """Hold another budget from the next step on."""
         self.budget, self._controller, self.wanted = budget, None, Turn()
         self._error = self._audited = None
+        self._clocks = self._clocks[-1:]
 
     def forget(self) -> None:
         """Start over, e.g. for frames of another size."""
@@ -127,21 +142,17 @@ class Control:
 
     def choose(self, told: Told | None, streams: int) -> Policy | None:
         """Hear what the last step told, and say which policy the next has; None for its own."""
-        self._hear(told)
         if self.budget is None or self.facts is None:
             return None
         if isinstance(self.budget, MemoryBudget):
             self.budget.check(self.facts.state_bytes, streams)
         if self._controller is None:
             self._controller = self.budget.controller(self.facts)
+        self._hear(self._controller, told)
         self.wanted = self._controller.turn()
         return self.wanted.policy
 
-    def _hear(self, told: Told | None) -> None:
-        controller = self._controller
-        if controller is None:
-            self._clocks.clear()
-            return
+    def _hear(self, controller: Controller, told: Told | None) -> None:
         if self._audited is not None and self._error is not None:
             controller.audited(self._audited, self._error())
         self._audited = self._error = None
@@ -159,8 +170,9 @@ class Control:
     def stepped(self, clock: Callable[[], float] | None, *, later: bool) -> None:
         """A step was started; on a device its time comes later."""
         self._later = later
-        if clock is not None and self._controller is not None:
+        if clock is not None and self.budget is not None:
             self._clocks.append((None, clock, self._interval))
+            del self._clocks[: -2 * _QUEUED]
 
     def compared(self, told: Told | None, error: Callable[[], float]) -> None:
         """A step was compared with a dense one that the stream goes on from."""

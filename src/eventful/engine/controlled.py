@@ -39,7 +39,10 @@ class ControlledRunner(Runner):
         control.stepped(done.clock, later=not self._state.reversible)
         if control.facts is None and control.budget is not None:
             each = self.nbytes // max(len(self._state), 1)
-            control.facts = facts_of(done.record(), self.config, each, shared=self._partial)
+            control.facts = facts_of(
+                done.record(), self.config, each,
+                shared=self._partial, slots=not self._state.reversible,
+            )  # fmt: skip
         if control.wanted.audit:
             done = self._recompute(rows, policies, call, done)
         if control.every is not None and self._steps % control.every == 1 % control.every:
@@ -113,7 +116,7 @@ class ControlledRunner(Runner):
 
     @budget.setter
     def budget(self, budget: Budget | None) -> None:
-        self._control.assign(checked_budget(budget, self.config))
+        self._control.assign(checked_budget(budget, self.config, batch=self._partial))
 
     @property
     def budget_report(self) -> BudgetReport | None:

@@ -39,6 +39,7 @@ class _InFlight:
     Attributes:
         slots, frames: the streams of the pass, and their counts of frames before it.
         whole: everything was recomputed.
+        width: slots of each selection.
         report: its rows, once it has arrived.
     """
 
@@ -46,6 +47,7 @@ class _InFlight:
     frames: list[int]
     outcome: Outcome
     whole: bool = False
+    width: int = 0
     report: list[list[int]] = field(default_factory=list)
 
 
@@ -199,7 +201,7 @@ class DeviceExecutor(Executor):
             self.flush([self.state.rows.index(slot) for slot in others])
         state.frames = [0 if request.flush or request.dense else n + 1 for n in before]
         whole = request.flush or request.dense
-        self._pending.append(_InFlight(list(state.rows), before, outcome, whole))
+        self._pending.append(_InFlight(list(state.rows), before, outcome, whole, request.width))
         if request.dense:
             outcome.record = _as_fallback(outcome.record)
         return outcome, demand
@@ -272,7 +274,8 @@ class DeviceExecutor(Executor):
         shares = [1.0 if whole else row[3] / tokens for whole, row in rows]
         known = [0 if whole else row[5] for whole, row in rows]
         estimate = max(known) / ops.UNIT if min(known) >= 0 else None
-        return Told(sum(shares) / len(shares), estimate, all(whole for whole, _ in rows))
+        paid = max(flight.width for flight in flights) / tokens
+        return Told(sum(shares) / len(shares), estimate, all(whole for whole, _ in rows), paid)
 
     def drain(self) -> None:
         """See `Executor`: outputs of the last step are looked at, too."""

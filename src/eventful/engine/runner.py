@@ -94,7 +94,7 @@ class Runner:
         self._busy = threading.Lock()
         self._closed = False
         self._ran = True  # the model's own code ran in the last step
-        self._control = Control(checked_budget(budget, self.config))
+        self._control = Control(checked_budget(budget, self.config, batch=self._partial))
 
     @property
     def check(self) -> Check:

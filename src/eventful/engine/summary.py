@@ -114,6 +114,8 @@ class Tally:
     _waiting: list[Callable[[], StepRecord]] = field(default_factory=list)
     _sums: Counter[str] = field(default_factory=Counter)
     _worst: float | None = None
+    _passes: int = 0  # steps that were not the first on their frames
+    _repeated: int = 0  # frames of these
     _ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     _estimates: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
@@ -129,8 +131,8 @@ class Tally:
 
     def again(self, streams: int) -> None:
         """The last step was another pass over the same frames: its tokens and operations count."""
-        self._sums["steps"] -= 1
-        self._sums["frames"] -= streams
+        self._passes += 1
+        self._repeated += streams
 
     def _read(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -159,9 +161,11 @@ class Tally:
     def sum(self, dense_ms: float | None, **audits: Any) -> Summary:
         """All that was noted."""
         self._read()
-        if self._sums["steps"] <= 0:
+        if not self._sums["steps"]:
             return Summary()
         sums = dict(self._sums)
+        sums["steps"] -= self._passes
+        sums["frames"] -= self._repeated
         tokens = sums.pop("tokens", 0) / max(sums["frames"], 1)
         return Summary(
             **sums, tokens=tokens, ms=median(self._ms), dense_ms=dense_ms,

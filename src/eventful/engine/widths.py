@@ -28,6 +28,14 @@ def bucket(count: int, tokens: int, *, steady: bool = False) -> int:
     return min(tokens, max(step, -(-count // step) * step))
 
 
+def fitting(count: int, tokens: int) -> int:
+    """The most tokens, at most `count`, that fill their slots; at least the first bucket."""
+    least = bucket(1, tokens)
+    while count > least and bucket(count, tokens) != count:
+        count -= 1
+    return max(count, least)
+
+
 @dataclass(frozen=True)
 class Counts:
     """What a stream's last step counted: tokens that wanted to pass, and that were let pass."""
