@@ -199,9 +199,10 @@ class LatencyController(Controller):
         return f"A latency of {self._asked:g} ms"
 
     def _problem(self) -> str:
+        least = self._pace.ms(self._floor)
         return (
-            f"{self._floor:.1%} of the tokens, the floor, takes {self._pace.ms(self._floor):.3g} ms here, which is "
-            "the nearest possible. Smaller frames or a lower floor take less."
+            f"{self._floor:.1%} of the tokens, the floor, takes {least:.3g} ms here, which is the "
+            "nearest possible. Smaller frames or a lower floor take less."
         )
 
     def report(self) -> BudgetReport:
