@@ -125,7 +125,8 @@ class DeviceExecutor(Executor):
             made.clock = read
             return made
 
-        return StepResult(output, timed, ran_model=not self._replayed(), clock=read)
+        told = None if timing is None else read  # the first steps of a shape take longer
+        return StepResult(output, timed, ran_model=not self._replayed(), clock=told)
 
     def _replayed(self) -> bool:
         """Whether the last step was recorded work alone: none of the model's own code ran."""

@@ -26,7 +26,8 @@ class StepResult:
         record: makes the record of the step.
         ran_model: the model's own code ran, which may have changed its attributes.
         left_out: places in the call of frames that were not finite and were not stepped.
-        clock: gives its milliseconds; on a device it waits for the step.
+        clock: gives its milliseconds; on a device it waits for the step. None where its time says
+            nothing about those to come.
     """
 
     output: Any
