@@ -302,3 +302,10 @@ class TestSummary:
         stream.reset()
         assert stream.summary().steps == 0
         assert str(stream.summary()) == "No frame yet."
+
+
+def test_a_stream_that_never_starts_over_can_be_written_down():
+    policy = FollowScene(0.5, renewal=None)
+    assert policy == FollowScene(0.5, renewal=float("inf"))
+    assert Config.from_toml(Config.fast(policy).to_toml()).policy == policy
+    assert Config.from_dict(Config.fast(policy).to_dict()).policy == policy

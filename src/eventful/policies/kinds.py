@@ -255,8 +255,8 @@ class FollowScene:
         renewal: start over, with a dense step, once the estimated error (`StepRecord.estimate`), at
             most 1/32, times the frames since everything was recomputed is above this. Tokens that
             are updated one by one see the old state of the others, so a dense step now and then
-            removes errors that no selection does. None never starts over, nor does a stream with a
-            budget.
+            removes errors that no selection does. Infinity, or None, never starts over, nor does a
+            stream with a budget.
     """
 
     level: float = 0.6
@@ -268,7 +268,9 @@ class FollowScene:
 
     def __post_init__(self) -> None:
         _check_order(self.order)
-        for name in ("level", "low", *([] if self.renewal is None else ["renewal"])):
+        if self.renewal is None:  # files can hold infinity
+            object.__setattr__(self, "renewal", math.inf)
+        for name in ("level", "low", "renewal"):
             _check_number(f"FollowScene's {name}", getattr(self, name))
         _check_fraction("floor", self.floor)
         if self.max_fraction is not None:
