@@ -23,7 +23,7 @@ FIRST, LONGEST = 16, 128  # frames from one comparison to the next where none wa
 NEWEST = 0.4  # least weight of a new comparison
 LEVELS = (0.05, 4.0)  # multiples of the contrast; at the last one hardly any token passes
 UNSEEN = 2.0  # levels beyond so many times that of the last comparison need another one
-SMALLEST = 1e-3  # errors below it count as this much
+BASE = 0.02  # added to estimates: next to none says little about how much
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class ErrorController(Controller):
         )
 
     def _predict(self, estimate: float, since: int) -> float:
-        return self._gain * estimate * since**GROWTH
+        return self._gain * (estimate + BASE) * since**GROWTH
 
     def learn(self, told: Told) -> None:
         """See `Controller`."""
@@ -131,12 +131,11 @@ class ErrorController(Controller):
         """See `Controller`; the dense step itself is told of next."""
         self._see(told)
         self._seen = self._level
-        predicted = max((self._estimate or 0.0) * self._since**GROWTH, SMALLEST)
+        predicted = ((self._estimate or 0.0) + BASE) * self._since**GROWTH
         self._compared += 1
         weight = max(NEWEST, 1 / self._compared)
         if math.isfinite(error):
-            gain = max(error, SMALLEST) / predicted
-            self._gain = min(max(self._gain + weight * (gain - self._gain), 0.05), 20.0)
+            self._gain += weight * (error / predicted - self._gain)
         if not self._due and not error > self._error:
             self._next = min(LONGEST, 2 * self._next)
             return
