@@ -128,9 +128,13 @@ class Tally:
             self._read()
 
     def again(self, streams: int) -> None:
-        """The last step was another pass over the same frames: its tokens and operations count."""
+        """The last step was another pass over the same frames: its tokens and operations count.
+
+        What the dense model would have needed for them counts once.
+        """
         self._sums["steps"] -= 1
         self._sums["frames"] -= streams
+        self._sums["again"] += streams
 
     def _read(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -162,9 +166,12 @@ class Tally:
         if self._sums["steps"] <= 0:
             return Summary()
         sums = dict(self._sums)
-        tokens = sums.pop("tokens", 0) / max(sums["frames"], 1)
+        frames, again = sums["frames"], sums.pop("again", 0)
+        tokens = sums.pop("tokens", 0) / max(frames, 1)
+        # Of each pass, and every frame of a stream costs the same dense.
+        dense = sums.pop("dense_operations", 0) * frames // max(frames + again, 1)
         return Summary(
-            **sums, tokens=tokens, ms=median(self._ms), dense_ms=dense_ms,
+            **sums, tokens=tokens, dense_operations=dense, ms=median(self._ms), dense_ms=dense_ms,
             estimate=None if self._worst is None else median(self._estimates),
             worst_estimate=self._worst, **audits,
         )  # fmt: skip
