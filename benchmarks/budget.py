@@ -392,6 +392,55 @@ def draw_latency(record: dict[str, Any], path: Path) -> None:
         pyplot.close(figure)
 
 
+def error_table(record: dict[str, Any]) -> list[str]:
+    """A line for each clip; numbers outside the band are bold, those at the least cost have a *."""
+    rows = record["rows"]
+    errors = sorted({row["asked"] for row in rows})
+    heads = [f"mean / {error:g}" for error in errors]
+    heads += [f"worst at {error:g}" for error in errors] + [f"operations at {e:g}" for e in errors]
+    lines = [f"| clip | {' | '.join(heads)} |", f"|---|{'--:|' * len(heads)}"]
+    for name in dict.fromkeys(row["clip"] for row in rows):
+        own = sorted((row for row in rows if row["clip"] == name), key=lambda row: row["asked"])
+        cells = [_ratio(row) for row in own] + [f"{row['error_worst']:.2f}" for row in own]
+        cells += [f"{row['operations']:.0%}".replace("%", " %") for row in own]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    shown = f"{row['ratio']:.2f}"
+    shown = shown if BAND[0] <= row["ratio"] <= BAND[1] else f"**{shown}**"
+    return shown + (" \\*" if row["least_cost"] else "")
+
+
+def latency_table(record: dict[str, Any]) -> list[str]:
+    """A line for each part of the run."""
+    lines = [
+        "| part | asked | median step | 90 % of the steps below | steps above | tokens |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for part in record["phases"]:
+        lines.append(
+            f"| {part['phase']} | {part['asked']:.0f} ms | {part['ms_median']:.0f} ms | "
+            f"{part['ms_p90']:.0f} ms | {100 * part['over']:.0f} % | {100 * part['share']:.0f} % |"
+        )
+    return lines
+
+
+def write_table(name: str, lines: list[str], record: dict[str, Any]) -> None:
+    """Put a table between its marks on the page."""
+    page = ROOT / "docs" / "budgets.md"
+    begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
+    about = (
+        f"*{record['model']} at {record['size'][0]} x {record['size'][1]} pixels, "
+        f"{record['device_name']}, {record['threads']} thread, torch {record['torch']}, commit "
+        f"{record['commit']}: [numbers](../benchmarks/results/budget/{name}.json).*"
+    )
+    before, _, rest = page.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    page.write_text("\n".join([before + begin, *lines, "", about, "", end]) + after)
+
+
 def parsed() -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else "")
@@ -416,16 +465,18 @@ def parsed() -> argparse.Namespace:
     latency.add_argument("--shares", type=float, nargs=2, default=[0.5, 0.7], help="of dense time")
     latency.add_argument("--processes", type=int, default=os.cpu_count(), help="that compete")
     latency.add_argument("--json", type=Path, default=RESULTS / "latency.json")
-    parts.add_parser("draw", help="draw the stored results again")
+    parts.add_parser("draw", help="pictures and tables of the stored results again")
     return parser.parse_args()
 
 
 def draw(source: Path, name: str) -> None:
-    """One picture from its file, where that is there."""
+    """One picture and one table from their file, where that is there."""
     if source.is_file():
         record = json.loads(source.read_text())
         paint = draw_errors if name == "error" else draw_latency
         paint(record, IMAGES / f"budget-{name}.png")
+        tabled = error_table if name == "error" else latency_table
+        write_table(name, tabled(record), record)
 
 
 def main() -> None:
