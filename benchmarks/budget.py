@@ -2,7 +2,7 @@
 
 python benchmarks/budget.py error --videos VIDEO.mp4 ... --weights VIT_S.safetensors
 python benchmarks/budget.py latency
-python benchmarks/budget.py draw
+python benchmarks/budget.py draw     # pictures, and the tables of docs/budgets.md
 
 `error` compares every frame with the dense model. `latency` starts processes that compete for the
 cores, and changes the budget. Each stores its numbers under results/budget and draws them.
@@ -172,6 +172,9 @@ def quality(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "frames": len(both),
         "rank": rank_correlation([guess for guess, _ in both], [error for _, error in both]),
+        "rank_changed": rank_correlation(
+            [guess for guess, _ in seen], [error for _, error in seen]
+        ),
         "within_twice": statistics.mean(near) if near else None,
         "mean_predicted": statistics.mean(guess for guess, _ in both) if both else None,
         "mean_error": statistics.mean(error for _, error in both) if both else None,
@@ -334,7 +337,7 @@ def draw_errors(record: dict[str, Any], path: Path) -> None:
         left.grid(axis="y", color=GRID)
         left.set_axisbelow(True)
         left.set_xlabel(f"mean error / error asked for; shaded: {BAND[0]:g} to {BAND[1]:g}")
-        left.legend(frameon=False, fontsize=8.5, loc="upper right")
+        left.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.45, 1))
         _scatter(right, rows, errors, record["predictions"])
         figure.savefig(path, dpi=150)
         pyplot.close(figure)
@@ -347,7 +350,7 @@ def _scatter(axis: Any, rows: list[dict[str, Any]], errors: list[float], found: 
         guesses, truths = ([max(pair[i], least) for pair in both] for i in (0, 1))
         axis.scatter(guesses, truths, s=7, color=colour, alpha=0.45, lw=0)
     axis.plot([least, 1], [least, 1], color=FAINT, lw=1)
-    axis.set(xscale="log", yscale="log", xlim=(least * 0.9, 1), ylim=(least * 0.9, 1))
+    axis.set(xscale="log", yscale="log", xlim=(least * 0.9, 8), ylim=(least * 0.9, 1))
     axis.grid(color=GRID)
     axis.set_axisbelow(True)
     axis.set_xlabel("predicted error of a frame (below 0.001: at the edge)")
@@ -378,10 +381,8 @@ def draw_latency(record: dict[str, Any], path: Path) -> None:
         )  # fmt: skip
         above.set_ylim(0, top)
         above.set_ylabel("ms a step")
-        above.text(
-            sum(record["busy"]) / 2, 0.96 * top, f"{record['processes']} other processes run",
-            ha="center", va="top",
-        )  # fmt: skip
+        others = "another process runs" if record["processes"] == 1 else "other processes run"
+        above.text(sum(record["busy"]) / 2, 0.96 * top, others, ha="center", va="top")
         above.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
         below.plot([100 * row["share"] for row in rows], color=BLUE, lw=1.2, marker=".", ms=4)
         below.set_ylim(0, 104)
@@ -396,7 +397,7 @@ def error_table(record: dict[str, Any]) -> list[str]:
     """A line for each clip; numbers outside the band are bold, those at the least cost have a *."""
     rows = record["rows"]
     errors = sorted({row["asked"] for row in rows})
-    heads = [f"mean / {error:g}" for error in errors]
+    heads = [f"mean error / {error:g}" for error in errors]
     heads += [f"worst at {error:g}" for error in errors] + [f"operations at {e:g}" for e in errors]
     lines = [f"| clip | {' | '.join(heads)} |", f"|---|{'--:|' * len(heads)}"]
     for name in dict.fromkeys(row["clip"] for row in rows):
@@ -463,7 +464,7 @@ def parsed() -> argparse.Namespace:
     latency.add_argument("--busy", type=int, nargs=2, default=[50, 100], help="first, last frame")
     latency.add_argument("--change", type=int, default=120, help="frame with another budget")
     latency.add_argument("--shares", type=float, nargs=2, default=[0.5, 0.7], help="of dense time")
-    latency.add_argument("--processes", type=int, default=os.cpu_count(), help="that compete")
+    latency.add_argument("--processes", type=int, default=1, help="that compete")
     latency.add_argument("--json", type=Path, default=RESULTS / "latency.json")
     parts.add_parser("draw", help="pictures and tables of the stored results again")
     return parser.parse_args()
@@ -473,6 +474,9 @@ def draw(source: Path, name: str) -> None:
     """One picture and one table from their file, where that is there."""
     if source.is_file():
         record = json.loads(source.read_text())
+        if name == "error":
+            record["predictions"] = quality(record["rows"])
+            files.write_json(source, record, indent=None)
         paint = draw_errors if name == "error" else draw_latency
         paint(record, IMAGES / f"budget-{name}.png")
         tabled = error_table if name == "error" else latency_table
