@@ -41,6 +41,17 @@ def test_the_ten_lines_run(capsys, tmp_path, monkeypatch):
     assert "of the operations saved" in shown
 
 
+def test_the_lines_about_budgets_run(capsys, tmp_path, monkeypatch):
+    pytest.importorskip("av")
+    videos.pan(tmp_path / "street.mp4", 8, step=(2, 2))
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "budgets.md"
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+    assert "518" in code
+    exec(compile(code.replace("518", "70"), str(page), "exec"), {})
+    assert "asked 0.1 error" in capsys.readouterr().out
+
+
 def anchors(page: Path) -> set[str]:
     """What `#...` may follow a link to a page: its headings, as GitHub writes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)

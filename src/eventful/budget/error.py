@@ -92,6 +92,12 @@ class ErrorController(Controller):
         self._next = FIRST
         self._due = False
         self._mean = math.nan
+        self._booked = math.nan
+
+    @property
+    def predicted(self) -> float:
+        """The error booked for the last step that was heard of; 0 for a dense one, NaN before."""
+        return self._booked
 
     def turn(self) -> Turn:
         """See `Controller`."""
@@ -150,6 +156,7 @@ class ErrorController(Controller):
         self._share += 0.1 * (told.share - self._share)
 
     def _book(self, error: float) -> None:
+        self._booked = error
         account = self._account + error - self._error
         self._account = min(max(account, -BANK * self._error), DEBT * self._error)
         self._mean = error if math.isnan(self._mean) else self._mean + 0.05 * (error - self._mean)

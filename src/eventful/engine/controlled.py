@@ -62,6 +62,7 @@ class ControlledRunner(Runner):
         self._executor.flush(rows)
         step = self._steps
         again = self._run(rows, policies, call)
+        self._steps = step  # a second pass, no further step
         self._tally.again(len(rows))
         pairs = comparable(done.output, again.output)
         pairs = pairs or list(zip(held, self._outputs(), strict=True))

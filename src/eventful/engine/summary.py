@@ -130,7 +130,10 @@ class Tally:
             self._read()
 
     def again(self, streams: int) -> None:
-        """The last step was another pass over the same frames: its tokens and operations count."""
+        """The last step was another pass over the same frames: its tokens and operations count.
+
+        What the dense model would have needed for them counts once.
+        """
         self._passes += 1
         self._repeated += streams
 
@@ -165,10 +168,12 @@ class Tally:
             return Summary()
         sums = dict(self._sums)
         sums["steps"] -= self._passes
-        sums["frames"] -= self._repeated
+        every, sums["frames"] = sums["frames"], sums["frames"] - self._repeated
         tokens = sums.pop("tokens", 0) / max(sums["frames"], 1)
+        # Of each pass, and every frame of a stream costs the same dense.
+        dense = sums.pop("dense_operations", 0) * sums["frames"] // max(every, 1)
         return Summary(
-            **sums, tokens=tokens, ms=median(self._ms), dense_ms=dense_ms,
+            **sums, tokens=tokens, dense_operations=dense, ms=median(self._ms), dense_ms=dense_ms,
             estimate=None if self._worst is None else median(self._estimates),
             worst_estimate=self._worst, **audits,
         )  # fmt: skip
