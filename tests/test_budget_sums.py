@@ -11,7 +11,7 @@ import eventful
 import zoo_timm
 from eventful import Config, ErrorBudget, Stream
 from eventful.budget.base import Told
-from eventful.budget.error import ErrorController
+from eventful.budget.error import BASE, ErrorController
 
 FRAMES = 8
 
@@ -61,8 +61,8 @@ def test_the_controller_tells_what_it_predicted():
     controller = ErrorController(0.1)
     assert math.isnan(controller.predicted)
     controller.learn(Told(share=0.1, estimate=0.04, flushed=False))
-    assert controller.predicted == pytest.approx(0.04)
+    assert controller.predicted == pytest.approx(0.04 + BASE)
     controller.learn(Told(share=0.1, estimate=0.04, flushed=False))
-    assert controller.predicted > 0.04  # a frame further from the last dense step
+    assert controller.predicted > 0.04 + BASE  # a frame further from the last dense step
     controller.learn(Told(share=1.0, estimate=0.0, flushed=True))
     assert controller.predicted == 0

@@ -21,7 +21,7 @@ CEILING = 0.25  # of the tokens in an eventful step; more is not worth it beside
 BANK, DEBT = 8.0, 4.0  # times the error asked for: most that may be saved up, or owed
 FIRST, LONGEST = 16, 128  # frames from one comparison to the next where none was due
 NEWEST = 0.4  # least weight of a new comparison
-LEVELS = (0.05, 4.0)  # multiples of the contrast; at the last one hardly any token passes
+LEVELS = (0.05, 1.5)  # multiples of the contrast; the last is about that of new content
 UNSEEN = 2.0  # levels beyond so many times that of the last comparison need another one
 BASE = 0.02  # added to estimates: next to none says little about how much
 
