@@ -225,6 +225,48 @@ MUTANTS = (
         "args = (heads, self.heads(k[:1]), self.heads(v[:1]), scale)",
         ("tests/test_packed.py",),
     ),
+    Mutant(
+        "comparisons do not correct the predicted error",
+        "budget/error.py",
+        "            self._gain += weight * (error / predicted - self._gain)\n",
+        "            pass\n",
+        ("tests/test_budget.py",),
+    ),
+    Mutant(
+        "levels rise without a comparison",
+        "budget/error.py",
+        "self._level = min(self._level * faster, LEVELS[1], UNSEEN * self._seen)",
+        "self._level = min(self._level * faster, 100.0)",
+        ("tests/test_budget.py",),
+    ),
+    Mutant(
+        "a single slow step is believed",
+        "budget/time.py",
+        "        if self._odd:\n            return\n",
+        "",
+        ("tests/test_budget.py",),
+    ),
+    Mutant(
+        "forced tokens are left out of what a step takes",
+        "budget/time.py",
+        "count = self._facts.fit(round(self._share * tokens)) - self._facts.forced",
+        "count = self._facts.fit(round(self._share * tokens))",
+        ("tests/test_budget.py",),
+    ),
+    Mutant(
+        "after a comparison the stale output is returned",
+        "engine/controlled.py",
+        "        return again\n",
+        "        return done\n",
+        ("tests/test_budget.py",),
+    ),
+    Mutant(
+        "what a step told is heard twice after one that failed",
+        "engine/host.py",
+        "        record, self._last = self._last, None\n",
+        "        record = self._last\n",
+        ("tests/test_budget.py",),
+    ),
 )
 
 

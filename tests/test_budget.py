@@ -369,6 +369,25 @@ class TestStreams:
         stream.call("forward_features", clip[3])
         assert stream.last.fraction == 1.0
 
+    def test_it_takes_effect_at_the_next_frame(self, path, model):
+        stream, clip = Stream(model, TopR(5)), clip_of([0.3] * 4)
+        outputs(stream, clip[:3])
+        stream.budget = OperationsBudget(share=1.0)
+        outputs(stream, clip[3:])
+        assert stream.last.fraction == 1.0
+
+    def test_a_frame_that_failed_is_not_learned_from(self, path, model):
+        """A bad frame changes neither the account nor the level."""
+        clip = drifting(8)
+        stream, other = (Stream(model, budget=ErrorBudget(0.15), check="sync") for _ in range(2))
+        for t, frame in enumerate(clip):
+            if t == 5:
+                with pytest.raises(eventful.EventfulError):
+                    stream.call("forward_features", frame * math.nan)
+            a = stream.call("forward_features", frame)
+            b = other.call("forward_features", frame)
+            assert torch.equal(a, b)
+
     def test_none_gives_the_policy_back(self, path, model):
         stream = Stream(model, TopR(5), budget=OperationsBudget(share=1.0))
         clip = clip_of([0.3] * 5)

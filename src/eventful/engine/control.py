@@ -98,7 +98,7 @@ class Control:
     """Keeps one budget of a stream or a batch.
 
     Attributes:
-        facts: made when the first frame is through.
+        facts: made at the first step after another that has a budget.
         wanted: of the step that is running or was last.
         every: compare each so many steps with the dense model; None for never.
     """

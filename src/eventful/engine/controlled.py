@@ -30,6 +30,12 @@ class ControlledRunner(Runner):
         if not control.active:
             return self._run(rows, policies, call)
         control.start()
+        if control.facts is None and control.budget is not None and self._last is not None:
+            each = self.nbytes // max(len(self._state), 1)
+            control.facts = facts_of(
+                self._last(), self.config, each,
+                shared=self._partial, slots=not self._state.reversible,
+            )  # fmt: skip
 
         def chosen() -> Sequence[Policy | None]:
             own = control.choose(self._executor.told(), len(self._state))
@@ -37,12 +43,6 @@ class ControlledRunner(Runner):
 
         done = self._run(rows, chosen, call)
         control.stepped(done.clock, later=not self._state.reversible)
-        if control.facts is None and control.budget is not None:
-            each = self.nbytes // max(len(self._state), 1)
-            control.facts = facts_of(
-                done.record(), self.config, each,
-                shared=self._partial, slots=not self._state.reversible,
-            )  # fmt: skip
         if control.wanted.audit:
             done = self._recompute(rows, policies, call, done)
         if control.every is not None and self._steps % control.every == 1 % control.every:

@@ -75,6 +75,7 @@ class DeviceExecutor(Executor):
         self._resident: tuple[StepPlan, ResidentPlan] | None = None
         self._rings: dict[int, list[HostBuffers]] = {}
         self._stepped = False
+        self._heard: list[_InFlight] | None = None
         self._tokens = 0
 
     def leave(self, row: int) -> None:
@@ -268,8 +269,11 @@ class DeviceExecutor(Executor):
     def told(self) -> Told | None:
         """See `Executor`; of the step before the one that is queued."""
         flights = self._pending or self._before
-        if not flights or not all(flight.report for flight in flights):
+        if not flights:
             return None
+        if flights is self._heard or not all(flight.report for flight in flights):
+            return None
+        self._heard = flights
         rows = [(flight.whole, row) for flight in flights for row in flight.report]
         tokens = self._tokens or 1
         shares = [1.0 if whole else row[3] / tokens for whole, row in rows]

@@ -55,7 +55,7 @@ class Executor(ABC):
 
     @abstractmethod
     def told(self) -> Told | None:
-        """What the last step told, as far as `settle` has read it; None where nothing did."""
+        """What the last step told, once, as far as `settle` has read it; None where nothing did."""
 
     def drain(self) -> None:
         """The same, and wait for what is still running."""

@@ -47,7 +47,7 @@ class HostExecutor(Executor):
 
     def told(self) -> Told | None:
         """See `Executor`."""
-        record = self._last
+        record, self._last = self._last, None
         if record is None:
             return None
         gate, block = next(iter(record.gates.values())), next(iter(record.blocks.values()))
