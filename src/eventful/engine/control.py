@@ -11,6 +11,7 @@ from eventful.budget.base import Budget, BudgetReport, Controller, Facts, Told, 
 from eventful.budget.memory import MemoryBudget
 from eventful.config import Config
 from eventful.cost import counting, times
+from eventful.engine.executor import StepResult
 from eventful.engine.widths import fitting
 from eventful.errors import ConfigError
 from eventful.policies import Policy
@@ -18,6 +19,7 @@ from eventful.policies.base import refresh_period
 from eventful.rules.record import StepRecord
 
 _QUEUED = 2  # steps of a device whose times are still to come
+_WARM_UP = 4  # steps in a row whose times are not believed, where they say they are unusual
 
 
 def checked_budget(budget: Any, config: Config, *, batch: bool) -> Budget | None:
@@ -116,6 +118,8 @@ class Control:
     _interval: float | None = None
     _error: Callable[[], float] | None = None
     _audited: Told | None = None
+    _later: bool = False
+    _unusual: int = 0
 
     @property
     def active(self) -> bool:
@@ -165,13 +169,14 @@ class Control:
             if about is not None:
                 controller.timed(about, read(), interval)
 
-    _later = False
-
-    def stepped(self, clock: Callable[[], float] | None, *, later: bool) -> None:
+    def stepped(self, done: StepResult, *, later: bool) -> None:
         """A step was started; on a device its time comes later."""
         self._later = later
-        if clock is not None and self.budget is not None:
-            self._clocks.append((None, clock, self._interval))
+        self._unusual = 0 if done.usual else self._unusual + 1
+        if 0 < self._unusual <= _WARM_UP:  # some models never do better
+            return
+        if done.clock is not None and self.budget is not None:
+            self._clocks.append((None, done.clock, self._interval))
             del self._clocks[: -2 * _QUEUED]
 
     def compared(self, told: Told | None, error: Callable[[], float]) -> None:

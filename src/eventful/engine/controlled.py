@@ -42,7 +42,7 @@ class ControlledRunner(Runner):
             return policies if own is None else [own] * len(policies)
 
         done = self._run(rows, chosen, call)
-        control.stepped(done.clock, later=not self._state.reversible)
+        control.stepped(done, later=not self._state.reversible)
         if control.wanted.audit:
             done = self._recompute(rows, policies, call, done)
         if control.every is not None and self._steps % control.every == 1 % control.every:

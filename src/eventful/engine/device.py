@@ -126,8 +126,8 @@ class DeviceExecutor(Executor):
             made.clock = read
             return made
 
-        told = None if timing is None else read  # the first steps of a shape take longer
-        return StepResult(output, timed, ran_model=not self._replayed(), clock=told)
+        ran = not self._replayed()
+        return StepResult(output, timed, ran_model=ran, clock=read, usual=timing is not None)
 
     def _replayed(self) -> bool:
         """Whether the last step was recorded work alone: none of the model's own code ran."""

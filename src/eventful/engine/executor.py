@@ -26,8 +26,8 @@ class StepResult:
         record: makes the record of the step.
         ran_model: the model's own code ran, which may have changed its attributes.
         left_out: places in the call of frames that were not finite and were not stepped.
-        clock: gives its milliseconds; on a device it waits for the step. None where its time says
-            nothing about those to come.
+        clock: gives its milliseconds; on a device it waits for the step.
+        usual: its time says how long such steps take; the first of a shape take longer.
     """
 
     output: Any
@@ -35,6 +35,7 @@ class StepResult:
     ran_model: bool = True
     left_out: list[int] = field(default_factory=list)
     clock: Callable[[], float] | None = None
+    usual: bool = True
 
 
 class Executor(ABC):
