@@ -23,7 +23,7 @@ FIRST, LONGEST = 16, 128  # frames from one comparison to the next where none wa
 NEWEST = 0.4  # least weight of a new comparison
 LEVELS = (0.05, 1.5)  # multiples of the contrast; the last is about that of new content
 UNSEEN = 2.0  # levels beyond so many times that of the last comparison need another one
-BASE = 0.02  # added to estimates: next to none says little about how much
+BASE = 0.005  # added to estimates: next to none says little about how much
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,11 @@ class ErrorController(Controller):
         """See `Controller`; the dense step itself is told of next."""
         self._see(told)
         self._seen = self._level
-        predicted = ((self._estimate or 0.0) + BASE) * self._since**GROWTH
+        estimate = self._estimate or 0.0
+        predicted = (estimate + BASE) * self._since**GROWTH
         self._compared += 1
         weight = max(NEWEST, 1 / self._compared)
-        if math.isfinite(error):
+        if math.isfinite(error) and estimate > BASE:
             self._gain += weight * (error / predicted - self._gain)
         if not self._due and not error > self._error:
             self._next = min(LONGEST, 2 * self._next)
