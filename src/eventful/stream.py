@@ -171,6 +171,7 @@ class StreamBatch(ControlledRunner):
             )
             if content is not None:
                 self._check_snapshot(content)
+            self._control.check_memory(len(self._policies) + 1)
             row = self._executor.add_row()
             self._policies[name] = chosen
             if content is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
@@ -40,8 +41,12 @@ class Audit:
         return cls(step, error, cosine, worst, ms, recomputed)
 
 
-def comparable(output: Any, dense: Any) -> list[tuple[Tensor, Tensor]]:
-    """Tensors of floating-point numbers in both, of one shape, with a row per stream."""
+def comparable(output: Any, dense: Any, streams: int) -> list[tuple[Tensor, Tensor]]:
+    """Tensors of floating-point numbers in both, of one shape, with a row per stream.
+
+    A tensor of two dimensions counts only where it is all there is: else it may hold boxes.
+    """
+    least = 2 if isinstance(output, Tensor) else 3
     first, second = pytree.tree_leaves(output), pytree.tree_leaves(dense)
     if len(first) != len(second):
         return []
@@ -50,7 +55,7 @@ def comparable(output: Any, dense: Any) -> list[tuple[Tensor, Tensor]]:
         (a, b)
         for a, b in pairs
         if isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_floating_point()
-        and a.shape == b.shape and a.dim() > 1 and a.numel()
+        and a.shape == b.shape and a.dim() >= least and len(a) == streams and a.numel()
     ]  # fmt: skip
 
 
@@ -95,6 +100,8 @@ class AuditLog:
     def _read(self) -> None:
         for read in self._waiting:
             made = read()
+            if not math.isfinite(made.error):  # of a frame that was bad
+                continue
             self.count += 1
             self.total_ms += made.ms
             self._made.append(made)
@@ -109,9 +116,11 @@ class AuditLog:
 
     def totals(self) -> dict[str, Any]:
         """What a summary shows; nothing where nothing was compared."""
-        made = self.audits
-        if not made:
+        every = self.audits
+        if not every:
             return {}
+        # Where the stream went on from the dense output, the error is not that of what it returned.
+        made = [audit for audit in every if not audit.recomputed] or every
         return {
             "audits": self.count,
             "audit_error": median(audit.error for audit in made),

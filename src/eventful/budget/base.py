@@ -67,10 +67,12 @@ class Turn:
         policy: None for the stream's own.
         audit: recompute everything once the step is done, and compare; the stream returns the
             recomputed output.
+        dense: recompute everything.
     """
 
     policy: Policy | None = None
     audit: bool = False
+    dense: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ class Budget(ABC):
     """Something to hold; a frozen dataclass."""
 
     audits = False  # its controller compares with the dense model now and then
+    fallback = True  # steps may run dense where that is cheaper on this machine
     gatings: tuple[str, ...] = ("operator", "block", "frame")  # that it works with
 
     @abstractmethod

@@ -14,7 +14,7 @@ from eventful.budget.base import (
     Turn,
     checked_number,
 )
-from eventful.policies import Always, FollowScene, Policy, TopR
+from eventful.policies import FollowScene, Policy, TopR
 
 GROWTH = 0.35  # the error grows with this power of the frames since the last dense step
 CEILING = 0.25  # of the tokens in an eventful step; more is not worth it beside a dense step
@@ -23,7 +23,7 @@ FIRST, LONGEST = 16, 128  # frames from one comparison to the next where none wa
 NEWEST = 0.4  # least weight of a new comparison
 LEVELS = (0.05, 1.5)  # multiples of the contrast; the last is about that of new content
 UNSEEN = 2.0  # levels beyond so many times that of the last comparison need another one
-BASE = 0.005  # added to estimates: next to none says little about how much
+BASE, MOST = 0.005, 0.2  # added to estimates, which may be none where there is an error
 
 
 @dataclass(frozen=True)
@@ -54,23 +54,23 @@ class ErrorBudget(Budget):
     def controller(self, facts: Facts) -> Controller:
         """See `Budget`."""
         if self.error == 0:
-            return _Fixed(Always(), BudgetReport(0.0, 0.0, "error", 1.0))
+            return _Fixed(Turn(dense=True), BudgetReport(0.0, 0.0, "error", 1.0))
         if math.isinf(self.error):
             share = facts.forced / facts.tokens
-            return _Fixed(TopR(0), BudgetReport(self.error, math.nan, "error", share))
+            return _Fixed(Turn(TopR(0)), BudgetReport(self.error, math.nan, "error", share))
         return ErrorController(self.error)
 
 
 @dataclass
 class _Fixed(Controller):
-    """One policy for ever."""
+    """The same for ever."""
 
-    policy: Policy
+    wanted: Turn
     shown: BudgetReport
 
     def turn(self) -> Turn:
         """See `Controller`."""
-        return Turn(self.policy)
+        return self.wanted
 
     def report(self) -> BudgetReport:
         """See `Controller`."""
@@ -84,6 +84,7 @@ class ErrorController(Controller):
         self._error = error
         self._level = self._seen = 0.6
         self._gain = 1.0  # true errors over predicted ones
+        self._base = BASE
         self._account = 0.0  # sum of errors above the one asked for
         self._since = 0  # frames since the last dense step
         self._estimate: float | None = None
@@ -117,7 +118,7 @@ class ErrorController(Controller):
         )
 
     def _predict(self, estimate: float, since: int) -> float:
-        return self._gain * (estimate + BASE) * since**GROWTH
+        return self._gain * (estimate + self._base) * since**GROWTH
 
     def learn(self, told: Told) -> None:
         """See `Controller`."""
@@ -138,11 +139,14 @@ class ErrorController(Controller):
         self._see(told)
         self._seen = self._level
         estimate = self._estimate or 0.0
-        predicted = (estimate + BASE) * self._since**GROWTH
+        grown = self._since**GROWTH
         self._compared += 1
         weight = max(NEWEST, 1 / self._compared)
         if math.isfinite(error) and estimate > BASE:
-            self._gain += weight * (error / predicted - self._gain)
+            self._gain += weight * (error / (estimate + self._base) / grown - self._gain)
+        elif math.isfinite(error):
+            base = error / max(self._gain, 0.1) / grown - estimate
+            self._base = min(max(self._base + weight * (base - self._base), BASE), MOST)
         if not self._due and not error > self._error:
             self._next = min(LONGEST, 2 * self._next)
             return

@@ -14,7 +14,7 @@ from eventful.budget.base import (
     checked_number,
 )
 from eventful.errors import ConfigError
-from eventful.policies import Always, Policy, Shared, TopR
+from eventful.policies import Policy, Shared, TopR
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class OperationsBudget(Budget):
 
     share: float | None = None
     gmacs: float | None = None
+
+    fallback = False  # the number of operations may not depend on measured times
 
     def __post_init__(self) -> None:
         if (self.share is None) == (self.gmacs is None):
@@ -68,12 +70,12 @@ class OperationsController(Controller):
 
     def turn(self) -> Turn:
         """See `Controller`."""
+        if self._tokens >= self._facts.tokens:
+            return Turn(dense=True)
         return Turn(self._policy())
 
     def _policy(self) -> Policy:
         facts, free = self._facts, self._tokens - self._facts.forced
-        if self._tokens >= facts.tokens:
-            return Always()
         if facts.shared and free > 0:
             return Shared(free / facts.tokens, floor=min(0.02, free / facts.tokens / 2))
         return TopR(free)

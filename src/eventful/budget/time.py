@@ -17,7 +17,7 @@ from eventful.budget.base import (
     checked_share,
 )
 from eventful.errors import ConfigError
-from eventful.policies import Always, FollowScene, Policy, Shared
+from eventful.policies import FollowScene, Policy, Shared
 
 START = 0.125  # share of the tokens before any step was timed
 LEVEL = 0.3  # errors above this multiple of the contrast want to pass
@@ -152,12 +152,10 @@ class LatencyController(Controller):
 
     def turn(self) -> Turn:
         """See `Controller`."""
-        return Turn(self._policy())
+        return Turn(dense=True) if self._share >= 1 else Turn(self._policy())
 
     def _policy(self) -> Policy:
         tokens = self._facts.tokens
-        if self._share >= 1:
-            return Always()
         least = math.ceil(self._floor * tokens)
         count = self._facts.fit(round(self._share * tokens)) - self._facts.forced
         share = min(max(count, least, 1) / tokens, 1.0)
@@ -171,11 +169,12 @@ class LatencyController(Controller):
         """See `Controller`."""
         if not (math.isfinite(ms) and ms > 0):  # the clock stood still
             return
-        if told.flushed and self._share < 1:
+        self._mean = ms if math.isnan(self._mean) else self._mean + 0.2 * (ms - self._mean)
+        if told.flushed and self._share < 1:  # a first frame, a scene cut, or dense was cheaper
             self._pace.note_dense(ms)
+            self._late = 0 if ms <= self._asked else self._late
             return
         self._pace.note(told.share if told.paid is None else told.paid, ms)
-        self._mean = ms if math.isnan(self._mean) else self._mean + 0.2 * (ms - self._mean)
         self._aim(self._target(ms, interval))
 
     def _target(self, ms: float, interval: float | None) -> float:
@@ -199,7 +198,7 @@ class LatencyController(Controller):
         return f"A latency of {self._asked:g} ms"
 
     def _problem(self) -> str:
-        least = self._pace.ms(self._floor)
+        least = min(self._pace.ms(self._floor), self._pace.dense or math.inf)
         return (
             f"{self._floor:.1%} of the tokens, the floor, takes {least:.3g} ms here, which is the "
             "nearest possible. Smaller frames or a lower floor take less."

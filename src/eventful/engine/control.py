@@ -103,9 +103,11 @@ class Control:
         facts: made at the first step after another that has a budget.
         wanted: of the step that is running or was last.
         every: compare each so many steps with the dense model; None for never.
+        asked: assigned, perhaps while a step is running; it is held from the next one on.
     """
 
     budget: Budget | None = None
+    asked: Budget | None = None
     every: int | None = None
     log: AuditLog = field(default_factory=AuditLog)
     facts: Facts | None = None
@@ -124,22 +126,24 @@ class Control:
     @property
     def active(self) -> bool:
         """Whether there is anything to do."""
-        return self.budget is not None or self.every is not None
+        return self.asked is not None or self.budget is not None or self.every is not None
 
-    def assign(self, budget: Budget | None) -> None:
-        """Hold another budget from the next step on."""
-        self.budget, self._controller, self.wanted = budget, None, Turn()
+    def _change(self) -> None:
+        """Hold what was asked for from now on."""
+        self.budget, self._controller, self.wanted = self.asked, None, Turn()
         self._error = self._audited = None
         self._clocks = self._clocks[-1:]
 
     def forget(self) -> None:
         """Start over, e.g. for frames of another size."""
-        self.assign(self.budget)
+        self._change()
         self.facts, self._clocks, self.log = None, [], AuditLog()
         self._started = self._interval = None
 
     def start(self) -> None:
         """A step begins."""
+        if self.asked is not self.budget:
+            self._change()
         began = times.now() * 1000
         self._interval = None if self._started is None else began - self._started
         self._started = began
@@ -148,8 +152,7 @@ class Control:
         """Hear what the last step told, and say which policy the next has; None for its own."""
         if self.budget is None or self.facts is None:
             return None
-        if isinstance(self.budget, MemoryBudget):
-            self.budget.check(self.facts.state_bytes, streams)
+        self.check_memory(streams)
         if self._controller is None:
             self._controller = self.budget.controller(self.facts)
         self._hear(self._controller, told)
@@ -168,6 +171,11 @@ class Control:
             about, read, interval = self._clocks.pop(0)
             if about is not None:
                 controller.timed(about, read(), interval)
+
+    def check_memory(self, streams: int) -> None:
+        """Refuse streams that do not fit, as far as that is known."""
+        if isinstance(self.asked, MemoryBudget) and self.facts is not None:
+            self.asked.check(self.facts.state_bytes, streams)
 
     def stepped(self, done: StepResult, *, later: bool) -> None:
         """A step was started; on a device its time comes later."""

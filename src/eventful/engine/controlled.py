@@ -16,7 +16,7 @@ from eventful.engine.control import checked_budget, facts_of
 from eventful.engine.executor import StepResult
 from eventful.engine.runner import Runner
 from eventful.errors import ConfigError, UnsupportedError
-from eventful.policies import Policy
+from eventful.policies import Always, Policy
 
 
 class ControlledRunner(Runner):
@@ -37,15 +37,23 @@ class ControlledRunner(Runner):
                 shared=self._partial, slots=not self._state.reversible,
             )  # fmt: skip
 
+        if control.budget is not None:
+            policies = [Always() if policy is None else policy for policy in policies]
+        if self._fallbacks.pause(control.budget is not None and not control.budget.fallback):
+            self._planned = None
+
         def chosen() -> Sequence[Policy | None]:
             own = control.choose(self._executor.told(), len(self._state))
+            if control.wanted.dense:
+                self._executor.flush(rows)
             return policies if own is None else [own] * len(policies)
 
         done = self._run(rows, chosen, call)
         control.stepped(done, later=not self._state.reversible)
         if control.wanted.audit:
             done = self._recompute(rows, policies, call, done)
-        if control.every is not None and self._steps % control.every == 1 % control.every:
+        due = control.every is not None and self._steps % control.every == 1 % control.every
+        if due and not done.left_out:
             self._compare(call, done)
         return done
 
@@ -58,14 +66,16 @@ class ControlledRunner(Runner):
         told = self._executor.told()
         if told is None or told.flushed:
             return done
-        held = [] if comparable(done.output, done.output) else self._outputs()
+        held = self._outputs()
         self._executor.flush(rows)
         step = self._steps
         again = self._run(rows, policies, call)
         self._steps = step  # a second pass, no further step
         self._tally.again(len(rows))
-        pairs = comparable(done.output, again.output)
-        pairs = pairs or list(zip(held, self._outputs(), strict=True))
+        pairs = comparable(done.output, again.output, len(rows))
+        pairs = pairs or list(zip(held, self._outputs(), strict=False))
+        if not pairs:
+            return again
         read = _once_read(compare(pairs))
         control.compared(told, lambda: read()[0])
         clock = again.clock or (lambda: 0.0)
@@ -83,7 +93,7 @@ class ControlledRunner(Runner):
         clock = start_clock(call.frame.device)
         with torch.no_grad():
             dense = call.run()
-        pairs = comparable(done.output, dense)
+        pairs = comparable(done.output, dense, len(call.frame))
         if not pairs:
             raise UnsupportedError(
                 "An audit compares tensors, and this call returns none of one shape for stream "
@@ -113,11 +123,11 @@ class ControlledRunner(Runner):
     @property
     def budget(self) -> Budget | None:
         """What is held; assign another, or None, at any time: it takes effect at the next frame."""
-        return self._control.budget
+        return self._control.asked
 
     @budget.setter
     def budget(self, budget: Budget | None) -> None:
-        self._control.assign(checked_budget(budget, self.config, batch=self._partial))
+        self._control.asked = checked_budget(budget, self.config, batch=self._partial)
 
     @property
     def budget_report(self) -> BudgetReport | None:

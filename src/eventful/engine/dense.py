@@ -51,9 +51,12 @@ class Fallbacks:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._made: dict[int, Fallback | None] = {}
+        self._paused = False
 
     def of(self, frame: Tensor, layouts: dict[str, TokenLayout]) -> Fallback | None:
         """What decides for frames like these; None where a stream never falls back."""
+        if self._paused:
+            return None
         batch = frame.shape[0]
         if batch not in self._made:
             self._made[batch] = self._make(frame, layouts)
@@ -68,6 +71,11 @@ class Fallbacks:
         if key not in costs:
             costs[key] = Costs(key, layout.tokens)
         return Fallback(costs[key])
+
+    def pause(self, paused: bool) -> bool:
+        """Never fall back while a budget forbids it; whether that is a change."""
+        changed, self._paused = paused is not self._paused, paused
+        return changed
 
     def dense_ms(self) -> float | None:
         """The lowest time of a dense step of these streams; None if none was timed."""

@@ -94,7 +94,8 @@ class Runner:
         self._busy = threading.Lock()
         self._closed = False
         self._ran = True  # the model's own code ran in the last step
-        self._control = Control(checked_budget(budget, self.config, batch=self._partial))
+        self._control = Control()
+        self._control.asked = checked_budget(budget, self.config, batch=self._partial)
 
     @property
     def check(self) -> Check:

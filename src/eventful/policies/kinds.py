@@ -298,7 +298,7 @@ class FollowScene:
         share = max(_SCENE_CEILING, self.floor) if self.max_fraction is None else self.max_fraction
         return SelectionParams(
             self.level,
-            math.ceil(share * tokens),
+            math.ceil(share * tokens - 1e-9),
             budget=budget,
             renewal=math.inf if self.renewal is None or budget else self.renewal,
             low=self.low,
