@@ -23,6 +23,11 @@ settings.register_profile("eventful", deadline=None)
 settings.load_profile("eventful")
 
 
+def pytest_collection_modifyitems(items):
+    """The longest test first: at the end, one of the two processes would wait for it."""
+    items.sort(key=lambda item: "test_interpreter.py" not in item.nodeid)
+
+
 @pytest.fixture(autouse=True)
 def still_clock(request):
     """A clock that stands still: streams may fall back, but see no reason to.

@@ -228,8 +228,8 @@ MUTANTS = (
     Mutant(
         "comparisons do not correct the predicted error",
         "budget/error.py",
-        "            self._gain += weight * (error / predicted - self._gain)\n",
-        "            pass\n",
+        "self._gain += weight * (error / (estimate + self._base) / grown - self._gain)",
+        "pass",
         ("tests/test_budget.py",),
     ),
     Mutant(
@@ -256,8 +256,8 @@ MUTANTS = (
     Mutant(
         "after a comparison the stale output is returned",
         "engine/controlled.py",
-        "        return again\n",
-        "        return done\n",
+        "        return again\n\n    def _outputs",
+        "        return done\n\n    def _outputs",
         ("tests/test_budget.py",),
     ),
     Mutant(

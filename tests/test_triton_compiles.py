@@ -26,6 +26,7 @@ from eventful.ops.triton import (  # noqa: E402
     gates,
     interpreted,
     motion,
+    relative,
     rows,
     scores,
     tiles,
@@ -180,7 +181,7 @@ def test_attention_with_its_log_sum_exp(compiled):
 def test_relative_position(compiled, grid):
     q, k = (ops.split_heads(make(1, n, 768), 12) for n in (512, grid[0] * grid[1]))
     tables = [make(side, side, 64) for side in grid]
-    parts = attention.relative_logits(q, *tables, INDEX)
+    parts = relative.relative_logits(q, *tables, INDEX)
     attention.attend(q, k, k, 0.125, relative=parts, slots=SLOTS)
     assert "_relative_logits" in compiled
     assert "_attend" in compiled
