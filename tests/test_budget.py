@@ -309,6 +309,7 @@ class TestStreams:
         assert 0.105 < sum(errors[10:]) / 90 < 0.195
         assert stream.audits
         assert all(audit.recomputed for audit in stream.audits)
+        assert all(errors[audit.step] < 1e-3 for audit in stream.audits)  # the dense output
         assert stream.summary().frames == 100
 
     def test_a_budget_acts_through_the_selection_alone(self, path, model):
@@ -387,6 +388,7 @@ class TestStreams:
             a = stream.call("forward_features", frame)
             b = other.call("forward_features", frame)
             assert torch.equal(a, b)
+        assert vars(stream._control._controller) == vars(other._control._controller)
 
     def test_none_gives_the_policy_back(self, path, model):
         stream = Stream(model, TopR(5), budget=OperationsBudget(share=1.0))
