@@ -32,7 +32,7 @@ lint: $(STAMP)  ## formatting, lint, types
 # Two xdist workers, one thread each: more threads than cores makes every tensor test slower. A file
 # stays with one worker, so that what its tests share is made once.
 test: lint  ## lint, then the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 bench: $(STAMP)  ## measure the demo into benchmarks/results/, with device, versions and commit
 	$(BIN)/python benchmarks/record.py
