@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,16 +55,7 @@ def run(what: Filmed, how: Filming, out: Path | None, as_json: bool) -> None:
     if not jobs:
         raise ConfigError("Name a clip: a video file, stress:pan, or --labels with a sequence.")
     backbone = load_backbone(what.model, what.weights)
-    plan = VideoPlan(
-        backbone,
-        what.size,
-        how.device,
-        how.precision.value,
-        _configs(what.config or ()),
-        how.timed,
-        how.compiled,
-        how.compile_mode,
-    )
+    plan = plan_of(backbone, what.size, how, _configs(what.config or ()))
     point_head = None if what.head is None else load_head(what.head, backbone, how.device)
     where, rows = origin(how.device), []
     for job in jobs:
@@ -82,6 +73,16 @@ def run(what: Filmed, how: Filming, out: Path | None, as_json: bool) -> None:
         print(json.dumps([store.as_data(row, where) for row in rows]))
     else:
         _close(out)
+
+
+def plan_of(
+    backbone: Backbone, size: str, how: Filming, configs: Mapping[str, Config] | None = None
+) -> VideoPlan:
+    """What to measure, as the options say."""
+    return VideoPlan(
+        backbone, size, how.device, how.precision.value, configs or {}, how.timed, how.compiled,
+        how.compile_mode,
+    )  # fmt: skip
 
 
 def open_jobs(

@@ -19,7 +19,15 @@ from eventful.calibrate.rows import Row
 from eventful.calibrate.settings import Setting, chosen_settings, distinct
 from eventful.calibrate.thresholds import tuned_settings
 from eventful.cli.bench import checked_device
-from eventful.cli.bench_video import head_of, load_head, number, open_jobs, percent, progress
+from eventful.cli.bench_video import (
+    head_of,
+    load_head,
+    number,
+    open_jobs,
+    percent,
+    plan_of,
+    progress,
+)
 from eventful.cli.options import Calibrated, Filming, Limited, Written
 from eventful.config import Config
 from eventful.errors import ConfigError
@@ -43,15 +51,7 @@ def run(what: Calibrated, limited: Limited, how: Filming, written: Written) -> N
     if not what.videos and Path(what.model).exists():
         raise ConfigError(f"The model comes first: eventful calibrate MODEL {what.model}.")
     backbone = load_backbone(what.model, what.weights)
-    plan = VideoPlan(
-        backbone,
-        what.size,
-        how.device,
-        how.precision.value,
-        timed=how.timed,
-        compiled=how.compiled,
-        compile_mode=how.compile_mode,
-    )
+    plan = plan_of(backbone, what.size, how)
     clips = _clips(what, how, plan)
     settings = _settings(what, clips)
     _make_folders(written, settings)

@@ -162,6 +162,21 @@ class TimedSystems:
     compile_mode: CompileMode = ""
 
 
+Weights = Annotated[
+    Path | None, typer.Option(dir_okay=False, help="Its .safetensors; random if not given.")
+]
+Labels = Annotated[
+    list[Path] | None,
+    typer.Option(file_okay=False, help="A MOTChallenge sequence to run on, too; may be repeated."),
+]
+HeadFile = Annotated[
+    Path | None,
+    typer.Option(
+        dir_okay=False, help="Head of `benchmarks.mot15`, for average precision on --labels."
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Filmed:
     """What `eventful bench video` runs on what."""
@@ -176,21 +191,9 @@ class Filmed:
     model: Annotated[str, typer.Option(metavar="NAME", help="A model of timm.")] = (
         "vit_small_patch14_dinov2"
     )
-    weights: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Its .safetensors; random if not given.")
-    ] = None
-    labels: Annotated[
-        list[Path] | None,
-        typer.Option(
-            file_okay=False, help="A MOTChallenge sequence to run on, too; may be repeated."
-        ),
-    ] = None
-    head: Annotated[
-        Path | None,
-        typer.Option(
-            dir_okay=False, help="Head of `benchmarks.mot15`, for average precision on --labels."
-        ),
-    ] = None
+    weights: Weights = None
+    labels: Labels = None
+    head: HeadFile = None
     config: Annotated[
         list[str] | None,
         typer.Option(
@@ -230,21 +233,9 @@ class Calibrated:
             help="Video files, folders of pictures, stress:NAME, or stress:NAME:FILE.",
         ),
     ] = None
-    weights: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Its .safetensors; random if not given.")
-    ] = None
-    labels: Annotated[
-        list[Path] | None,
-        typer.Option(
-            file_okay=False, help="A MOTChallenge sequence to run on, too; may be repeated."
-        ),
-    ] = None
-    head: Annotated[
-        Path | None,
-        typer.Option(
-            dir_okay=False, help="Head of `benchmarks.mot15`, for average precision on --labels."
-        ),
-    ] = None
+    weights: Weights = None
+    labels: Labels = None
+    head: HeadFile = None
     setting: Annotated[
         list[str] | None,
         typer.Option(
