@@ -172,6 +172,14 @@ class TestSlots:
             step(t, "c", "a")
         assert {key: residence.shapes[key] for key in works} == works
 
+    def test_nothing_of_a_recording_is_read_after_the_step(self, vit, device):
+        """The next recording writes over it: memory is read by the numbers the host has."""
+        stream = Stream(eventful.convert(vit.make().to(device), Config.fast(TopR(5))))
+        for frame in moving_square(3, vit.size, noise=0.05):
+            outputs(vit, stream, [frame], device)
+            assert stream._state.slots is None
+            assert stream._state.good is None
+
     def test_memory_goes_back_to_the_pool(self, vit, device):
         model = eventful.convert(vit.make().to(device), Config.fast(TopR(5)))
         frame = moving_square(1, vit.size)[0].to(device)

@@ -73,7 +73,10 @@ class DeviceStore:
         if self._last is None or self._last[0] != shape:
             self._last = (shape, self._shaped(shape, request.call))
         shaped = self._last[1]
-        return shaped.run(request, host, stream, self._memory_of_graphs)
+        try:
+            return shaped.run(request, host, stream, self._memory_of_graphs)
+        finally:
+            state.slots = state.good = None  # memory of a recording, which others write over
 
     def close(self) -> None:
         """Give up the memory of the slots and all recordings."""
