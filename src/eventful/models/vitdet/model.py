@@ -24,6 +24,8 @@ class ViTDetConfig:
 
     Attributes:
         channels: width of the pyramid and the heads.
+        candidates: regions of each level that are compared with one another, in training and in
+            use.
         proposals: regions that reach the heads, in training and in use.
         short_edge: what `prepare` makes of the short edge at `trained_size`; other sizes scale it.
     """
@@ -33,8 +35,10 @@ class ViTDetConfig:
     channels: int = 256
     proposals: tuple[int, int] = (1000, 300)
     short_edge: int = 640
+    candidates: tuple[int, int] = (2000, 1000)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "candidates", tuple(self.candidates))
         object.__setattr__(self, "proposals", tuple(self.proposals))
 
     @property
@@ -68,7 +72,9 @@ class ViTDet(nn.Module):
         self.config = config
         self.backbone = ViTDetBackbone(config.backbone)
         self.pyramid = SimpleFeaturePyramid(config.backbone.dim, config.channels)
-        self.rpn = RPN(config.channels, keep_after=config.proposals)
+        self.rpn = RPN(
+            config.channels, keep_before=config.candidates, keep_after=config.proposals
+        )
         self.heads = RegionHeads(config.channels, config.heads)
 
     def prepare(self, frame: Tensor) -> tuple[Tensor, Placement]:
@@ -120,8 +126,21 @@ class ViTDet(nn.Module):
             raise ConfigError(
                 f"{len(targets)} targets for {len(pixels)} frames; pass one for each."
             )
-        sizes, targets = _sizes(pixels, placements), [target.usable() for target in targets]
-        maps = self.features(pixels)
+        sizes = _sizes(pixels, placements)
+        return self._map_losses(self.features(pixels), targets, sizes)
+
+    def head_losses(
+        self, image: Tensor, targets: Sequence[Target], placements: Sequence[Placement]
+    ) -> dict[str, Tensor]:
+        """The same from what the backbone made of the pixels, (B, D, h, w)."""
+        return self._map_losses(
+            self.pyramid(image), targets, [place.content for place in placements]
+        )
+
+    def _map_losses(
+        self, maps: list[Tensor], targets: Sequence[Target], sizes: list[tuple[int, int]]
+    ) -> dict[str, Tensor]:
+        targets = [target.usable() for target in targets]
         found = self.rpn(maps)
         proposals = self.rpn.propose(found, sizes)
         return rpn_losses(found, targets) | self.heads.losses(maps, proposals, targets, sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,7 @@ class LoopOptions:
         log_every: steps between logged scalars.
         workers: processes that prepare samples.
         stop_after: stop after this step as if killed, for tests; None to train to the end.
+        seconds: write a checkpoint and stop after so long; None to train to the end.
     """
 
     save_every: int | None = None
@@ -52,6 +54,7 @@ class LoopOptions:
     log_every: int = 10
     workers: int = 0
     stop_after: int | None = None
+    seconds: float | None = None
 
 
 class Trainer:
@@ -103,6 +106,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=half)
         self.batches, self.sampler = loader(data, recipe, processes, collate, self.options.workers)
         self.position = Position()
+        self._began = 0.0
 
     def _optimizer(self, groups: Groups | None) -> torch.optim.Optimizer:
         if groups is None:
@@ -119,6 +123,7 @@ class Trainer:
     def fit(self) -> Position:
         """Train to the end, from the newest checkpoint of the folder if there is one."""
         torch.manual_seed(self.recipe.seed + self.processes.rank)
+        self._began = time.monotonic()
         self._resume()
         journal = Journal(self.folder, self.position.step) if self.processes.first else None
         if self.processes.first:
@@ -164,13 +169,16 @@ class Trainer:
                 self._save(lasting=False)
             if options.stop_after is not None and step >= options.stop_after:
                 return False
+            if options.seconds is not None and time.monotonic() - self._began > options.seconds:
+                self._save(lasting=False)
+                return False
         self.position = Position(self.position.step, epoch + 1, 0)
         self._finish(epoch, journal)
         return True
 
     def _step(self, module: nn.Module, batch: Any, epoch: int) -> dict[str, Tensor]:
         recipe, device = self.recipe, self.processes.device
-        rate = recipe.rate(self.position.step, epoch)
+        rate = recipe.rate(self.position.step, epoch, self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = recipe.lr * rate * group["scale"]
         dtype = getattr(torch, recipe.precision)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -19,6 +20,7 @@ class Recipe:
         lr: the highest learning rate of AdamW.
         weight_decay: of every parameter.
         warmup: steps over which the rate rises from nothing.
+        cosine: the rate falls to nothing along a cosine over the whole run.
         decay_epochs: epochs, from 0, at whose start the rate is multiplied by `decay`.
         layer_decay: factor on the rate from each block of a backbone to the one before it.
         clip: largest norm of the gradient; None for no clipping.
@@ -32,6 +34,7 @@ class Recipe:
     lr: float
     weight_decay: float
     warmup: int = 0
+    cosine: bool = False
     decay_epochs: tuple[int, ...] = ()
     decay: float = 0.1
     layer_decay: float = 1.0
@@ -54,10 +57,13 @@ class Recipe:
         if self.precision not in get_args(Precision):
             raise ConfigError(f"precision is one of {', '.join(get_args(Precision))}.")
 
-    def rate(self, step: int, epoch: int) -> float:
-        """The factor on `lr` at a step, counted from 0."""
+    def rate(self, step: int, epoch: int, steps: int | None = None) -> float:
+        """The factor on `lr` at a step, counted from 0, of `steps`."""
         rise = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
-        return rise * self.decay ** sum(epoch >= start for start in self.decay_epochs)
+        fall = self.decay ** sum(epoch >= start for start in self.decay_epochs)
+        if self.cosine and steps:
+            fall *= 0.5 + 0.5 * math.cos(math.pi * min(step / steps, 1.0))
+        return rise * fall
 
     def to_dict(self) -> dict[str, Any]:
         """As values for JSON."""

@@ -1,0 +1,184 @@
+"""The two models that come with the package: their sizes, their schedules, their training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eventful.errors import ConfigError
+from eventful.models.vitdet import BackboneConfig, Detections, HeadConfig, ViTDet, ViTDetConfig
+from eventful.models.vivit import ViViT, ViViTConfig
+from eventful.paper.data import Box
+from eventful.paper.evaluate.metrics import fgfa_map50
+from eventful.paper.train.engine import LoopOptions, StepProgress, Trainer
+from eventful.paper.train.export import save_model
+from eventful.paper.train.processes import Processes
+from eventful.paper.train.recipes import Recipe
+from eventful.paper.train.world import (
+    ASPECTS,
+    MotionObjective,
+    SceneSeeds,
+    StreetObjective,
+    as_inputs,
+    collate,
+    motion_clips,
+    normalised,
+    street_frames,
+)
+from eventful.video.world import ACTIONS, CLASSES, Boxes, boxes_of
+
+VALIDATION = range(900_000, 900_384)  # seeds of scenes that a run is scored on
+
+
+def detector() -> ViTDet:
+    """A ViTDet of 4 million parameters for frames of 512 px, with random weights."""
+    side = 512
+    trunk = BackboneConfig(
+        size=side, trained_size=side, dim=160, depth=8, heads=5, window=7,
+        global_blocks=(1, 3, 5, 7), pretrained_grid=side // 16, class_slot=False,
+    )  # fmt: skip
+    heads = HeadConfig(len(CLASSES), convs=2, hidden=160, samples=64, shared_boxes=True)
+    return ViTDet(
+        ViTDetConfig(
+            trunk, heads, channels=80, proposals=(300, 100), short_edge=side, candidates=(600, 300)
+        )
+    )
+
+
+def actions() -> ViViT:
+    """A factorised ViViT of 4 million parameters for clips of 32 frames of 160 px."""
+    return ViViT(
+        ViViTConfig(
+            len(ACTIONS), 160, dim=192, depth=6, temporal_depth=3, heads=3, dropout=0.1
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a training run.
+
+    Attributes:
+        steps: of the whole phase.
+        prepare: makes the objective ready for it.
+    """
+
+    name: str
+    steps: int
+    recipe: Recipe
+    prepare: Callable[[nn.Module], None] = lambda objective: None
+
+    def scaled(self, factor: float) -> Phase:
+        """The same with more or fewer steps."""
+        return replace(self, steps=max(1, round(self.steps * factor)))
+
+
+def _with_boxes(objective: nn.Module) -> None:
+    assert isinstance(objective, StreetObjective)
+    objective.boxes = True
+
+
+_COMMON = {"epochs": 1, "cosine": True, "clip": 1.0, "precision": "bfloat16"}
+PHASES: dict[str, tuple[Phase, ...]] = {
+    "detector": (
+        Phase("tokens", 2600, Recipe(batch=64, lr=1e-3, weight_decay=0.05, warmup=200, **_COMMON)),
+        Phase(
+            "boxes", 1800, Recipe(batch=32, lr=6e-4, weight_decay=0.05, warmup=200, **_COMMON),
+            _with_boxes,
+        ),
+    ),
+    "actions": (
+        Phase("clips", 2600, Recipe(batch=32, lr=8e-4, weight_decay=0.05, warmup=200, **_COMMON)),
+    ),
+}  # fmt: skip
+
+
+def train_shipped(
+    name: str,
+    folder: Path,
+    processes: Processes,
+    *,
+    phases: Sequence[Phase] | None = None,
+    options: LoopOptions | None = None,
+    on_step: Callable[[str, StepProgress], None] = lambda phase, step: None,
+) -> ViTDet | ViViT | None:
+    """Train one of the models that come with the package; None if time ended before it did.
+
+    Resumes from the checkpoints of the folder, phase after phase, and writes `model.safetensors`
+    in the end.
+    """
+    if name not in PHASES:
+        raise ConfigError(f"No model {name!r}; there are {', '.join(PHASES)}.")
+    torch.manual_seed(0)
+    model: ViTDet | ViViT = detector() if name == "detector" else actions()
+    objective = (
+        StreetObjective(model, boxes=False)
+        if isinstance(model, ViTDet)
+        else MotionObjective(model, model.config.dropout)
+    )
+    first = 0
+    for phase in phases or PHASES[name]:
+        phase.prepare(objective)
+        scenes = SceneSeeds(phase.steps * phase.recipe.batch, first)
+        trainer = Trainer(
+            objective, scenes, phase.recipe, folder / phase.name, processes, collate=collate,
+            about={"model": model.config.to_dict(), "steps": phase.steps}, options=options,
+        )  # fmt: skip
+        trainer.on_step = _named(phase.name, on_step)
+        if trainer.fit().epoch < phase.recipe.epochs:
+            return None
+        first += len(scenes)
+    if processes.first:
+        save_model(model, folder / "model.safetensors")
+    return model.eval()
+
+
+def _named(
+    phase: str, on_step: Callable[[str, StepProgress], None]
+) -> Callable[[StepProgress], None]:
+    return lambda step: on_step(phase, step)
+
+
+def boxes_in(found: Boxes, index: int) -> tuple[Box, ...]:
+    """The annotations of one frame of the world."""
+    return tuple(
+        Box(*found.boxes[index, row].tolist(), int(found.labels[index, row]),
+            int(found.tracks[index, row]), bool(found.ignore[index, row]))
+        for row in found.seen[index].nonzero()[:, 0].tolist()
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def score_detector(model: ViTDet, seeds: Sequence[int] = VALIDATION) -> dict[str, Any]:
+    """mAP50 of the dense model on one frame of each of some scenes."""
+    found: list[Detections] = []
+    truth: list[tuple[Box, ...]] = []
+    side, device = model.config.backbone.size, next(model.parameters()).device
+    for number, first in enumerate(range(0, len(seeds), 32)):
+        some = torch.tensor(seeds[first : first + 32], dtype=torch.int32, device=device)
+        shot = street_frames(some, side, ASPECTS[number % len(ASPECTS)], 3, False)
+        pixels, _, places = as_inputs(shot, side)
+        found += [part.boxes_on_cpu() for part in model.eval()(pixels, places)]
+        boxes = boxes_of(shot)
+        boxes = Boxes(**{key: value.cpu() for key, value in vars(boxes).items()})
+        truth += [boxes_in(boxes, index) for index in range(len(some))]
+    score = fgfa_map50(found, truth, CLASSES)
+    return {"map50": score.value, "frames": len(found), "score": score}
+
+
+@torch.no_grad()
+def score_actions(model: ViViT, seeds: Sequence[int] = VALIDATION) -> dict[str, Any]:
+    """Top-1 of the dense model on one clip of each of some scenes."""
+    right: list[Tensor] = []
+    config, device = model.config, next(model.parameters()).device
+    for first in range(0, len(seeds), 16):
+        some = torch.tensor(seeds[first : first + 16], dtype=torch.int32, device=device)
+        clips, labels = motion_clips(some, config.frames, config.size, False)
+        right.append(model.eval()(normalised(clips)).argmax(dim=1) == labels)
+    every = torch.cat(right)
+    return {"top1": float(every.float().mean()), "clips": len(every), "right": every.cpu()}
