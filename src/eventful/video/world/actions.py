@@ -78,8 +78,12 @@ def _script(scene: Tensor, label: Tensor, share: Tensor, second: Tensor) -> tupl
 
     centred = reach * (ease - 0.5)
     across = when("go right", centred) - when("go left", centred)
-    across = across + side * (when("turn back", reach * (back - 0.5)) + when("chase", centred)
-                              + when("stop", reach * (out - 0.5)) + when("start", reach * late))
+    across = across + side * (
+        when("turn back", reach * (back - 0.5))
+        + when("chase", centred)
+        + when("stop", reach * (out - 0.5))
+        + when("start", reach * late)
+    )
     apart = torch.where(second, 1.0, -1.0) * side
     gap = 0.55 + 0.5 * reach * (1 - ease)
     across = across + apart * (when("meet", gap) + when("part", 0.55 + 0.5 * reach * ease))

@@ -58,7 +58,9 @@ class Pose:
         about_x = matrix(
             one, zero, zero, zero, pitch.cos(), pitch.sin(), zero, -pitch.sin(), pitch.cos()
         )
-        about_z = matrix(roll.cos(), -roll.sin(), zero, roll.sin(), roll.cos(), zero, zero, zero, one)
+        about_z = matrix(
+            roll.cos(), -roll.sin(), zero, roll.sin(), roll.cos(), zero, zero, zero, one
+        )
         return about_y @ about_x @ about_z
 
 

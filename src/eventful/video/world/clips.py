@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +57,10 @@ class World:
 
     def __len__(self) -> int:
         return self.frames
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was computed, which would be large."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __iter__(self) -> Iterator[Tensor]:
         """Every frame in turn, (3, H, W) uint8."""

@@ -231,9 +231,7 @@ def _looked_up(
     return sample(near) * (1 - share) + sample(far) * share
 
 
-def _sky(
-    pictures: Surfaces, which: Tensor, rays: Tensor, light: _Light, seconds: Tensor
-) -> Tensor:
+def _sky(pictures: Surfaces, which: Tensor, rays: Tensor, light: _Light, seconds: Tensor) -> Tensor:
     """A gradient with clouds that drift."""
     dx, dy, dz = rays.unbind(dim=1)
     up = (dy / dz.clamp_min(0.2)).clamp_min(0.02)

@@ -57,9 +57,7 @@ def _places(device: torch.device, side: int) -> tuple[Tensor, Tensor]:
     return (LEFT + step)[None, None], (LOW + REACH - step)[None, :, None]
 
 
-def _part(
-    part: Tensor, u: Tensor, v: Tensor, soft: Tensor, sun: Tensor
-) -> tuple[Tensor, Tensor]:
+def _part(part: Tensor, u: Tensor, v: Tensor, soft: Tensor, sun: Tensor) -> tuple[Tensor, Tensor]:
     """How far a rounded box (N, 7) covers each pixel, and how much light it has there."""
     cx, cy, hx, hy, angle, rounded, ring = (value[:, None, None] for value in part.unbind(dim=1))
     du, dv = u - cx, v - cy
@@ -85,7 +83,6 @@ def _noise(keys: Tensor, key: int, cells: int, side: int) -> Tensor:
 
 def _pattern(kind: Tensor, keys: Tensor, u: Tensor, v: Tensor, soft: Tensor) -> Tensor:
     """Share of the second colour (N, side, side) on the skin."""
-
     side = u.shape[-1]
 
     def number(key: int, low: float, high: float) -> Tensor:

@@ -54,7 +54,7 @@ class Boxes:
 
 def boxes_of(shot: Shot) -> Boxes:
     """The boxes of all frames, without asking the device."""
-    batch, count = shot.actors.x.shape
+    count = shot.actors.x.shape[1]
     rows, columns, pixels = [], [], []
     for column in range(count):
         mine = shot.owner == column
