@@ -54,7 +54,8 @@ def run_experiment(
         str, typer.Argument(metavar="NAME", help="One of `evaluate list`, or a .toml of your own.")
     ],
     data: Annotated[
-        Path | None, typer.Option(help="Folder of the dataset, or a COCO-style JSON file.")
+        Path | None,
+        typer.Option(help="Folder of the dataset, a COCO-style JSON file, or world:street?..."),
     ] = None,
     weights: Annotated[
         list[str] | None,

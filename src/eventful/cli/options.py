@@ -49,7 +49,10 @@ CompileMode = Annotated[
 class Evaluated:
     """What `eventful evaluate vitdet` and `vivit` evaluate."""
 
-    data: Annotated[Path, typer.Option(help="Folder of the dataset, or a COCO-style JSON file.")]
+    data: Annotated[
+        Path,
+        typer.Option(help="Folder of the dataset, a COCO-style JSON file, or world:street?..."),
+    ]
     weights: Annotated[
         list[str],
         typer.Option(metavar="[NAME=]FILE", help="Weights from `eventful weights convert`."),
@@ -299,7 +302,9 @@ class Written:
 class TrainingFiles:
     """What `eventful train` reads and writes."""
 
-    data: Annotated[Path, typer.Option(help="Folder of the dataset (eventful data check).")]
+    data: Annotated[
+        Path, typer.Option(help="Folder of the dataset (eventful data check), or world:street?...")
+    ]
     weights: Annotated[
         Path, typer.Option(dir_okay=False, help="Where to start: made by eventful weights convert.")
     ]

@@ -1,4 +1,4 @@
-"""The known formats of datasets on disk, and which of them a folder has."""
+"""The known formats of datasets, and which of them a folder has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from eventful.errors import ConfigError, MissingFileError
-from eventful.paper.data import coco, epic, imagenet, kinetics, mot
+from eventful.paper.data import coco, epic, imagenet, kinetics, mot, world
 from eventful.paper.data.problems import OnProblem, missing, stop
 from eventful.paper.data.records import Task, VideoSet
 
@@ -23,9 +23,10 @@ class Opener(Protocol):
 
 @dataclass(frozen=True)
 class DatasetFormat:
-    """How the files of a dataset are arranged on disk.
+    """How the files of a dataset are arranged on disk, or that it is generated.
 
     Args:
+        task: What its labels are for; of generated videos, those of the first set.
         recognises: Whether a folder has this format, judged by file names or a first line.
         splits: The splits a folder has; the first is the one to evaluate on.
         parts: Its files and folders by name, and whether they are there.
@@ -45,6 +46,16 @@ class DatasetFormat:
 FORMATS = {
     known.name: known
     for known in (
+        DatasetFormat(
+            "world",
+            "detection",
+            "world:street or world:actions in place of a path: generated, with options as in "
+            "world:street?videos=8&frames=48",
+            world.recognises,
+            world.splits,
+            world.parts,
+            world.open_world,
+        ),
         DatasetFormat(
             "imagenet-vid",
             "detection",
@@ -95,7 +106,7 @@ FORMATS = {
 
 
 def recognise(path: Path) -> DatasetFormat | None:
-    """The format of a folder, or of a JSON file; None if it is unknown."""
+    """The format of a folder, a JSON file or a name; None if it is unknown."""
     return next((known for known in FORMATS.values() if known.recognises(path)), None)
 
 
@@ -118,7 +129,8 @@ def open_dataset(
     """Open one split of a dataset. Annotations are read where that is quick, pixels never.
 
     Args:
-        path: Its folder, or a COCO-style JSON file.
+        path: Its folder, a COCO-style JSON file, or the name of generated videos, `world:street`
+            or `world:actions` (see `eventful.paper.data.world`).
         split: Name of the split; None for the one to evaluate on.
         format: Name of the format; None to detect it.
         on_problem: What to do with a malformed row or a missing file: raise it (the default), or

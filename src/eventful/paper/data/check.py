@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from eventful.errors import DamagedMediaError, DataError, MissingFileError
+from eventful.errors import ConfigError, DamagedMediaError, DataError, MissingFileError
+from eventful.paper.data import world
 from eventful.paper.data.catalog import FORMATS, DatasetFormat, no_split, recognise
 from eventful.paper.data.problems import Problems, missing
 from eventful.paper.data.records import Task, Video, VideoSet
@@ -103,6 +104,12 @@ def check(
         watch: Called with the split, its videos done and its number of videos.
     """
     path = Path(path)
+    if world.recognises(path):
+        world.splits(path)  # raises where the name is wrong
+        raise ConfigError(
+            f"{path} is generated: no file of it can be missing or damaged, so there is nothing to "
+            f"check. `eventful data export {path} FOLDER --format mot` writes a folder that can be."
+        )
     if not path.exists():
         raise missing(path, "the folder to check")
     found = recognise(path)

@@ -82,8 +82,8 @@ class Video:
 
     def frame(self, index: int) -> Frame:
         """Decode one frame."""
-        boxes = self.boxes[index] if self.boxes is not None else ()
-        return Frame(index, self.frames.read([index])[0], boxes)
+        pixels = self.frames.read([index])[0]
+        return Frame(index, pixels, self.boxes[index] if self.boxes is not None else ())
 
 
 @dataclass(frozen=True)

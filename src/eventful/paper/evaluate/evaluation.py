@@ -40,6 +40,7 @@ class Settings:
     """Data, weights and options of an evaluation.
 
     Attributes:
+        data: folder, JSON file, or the name of generated videos, as for `open_dataset`.
         weights: files by name; an experiment that needs one calls it `base`.
         size: side of the frames of variants that name none.
         videos: use only this many, from the first on.
@@ -50,7 +51,7 @@ class Settings:
         resume: keep the results that the folder already has.
     """
 
-    data: Path
+    data: str | Path
     weights: Mapping[str, Path]
     split: str | None = None
     size: int | None = None

@@ -59,7 +59,7 @@ class DetectorPlan:
         drop_path: of the backbone, see `eventful.models.blocks.Block`.
     """
 
-    data: Path
+    data: str | Path
     split: str = "train"
     also: tuple[str, ...] = ()
     frames_per_video: int | None = 15

@@ -45,7 +45,7 @@ class TemporalPlan:
         budgets: shares of `r` to score at when trained.
     """
 
-    data: Path
+    data: str | Path
     cache: Path
     r: int | None
     preset: str = "paper"
