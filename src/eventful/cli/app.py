@@ -65,7 +65,9 @@ def main(
 
 reproduce = typer.Typer(help="Recompute figures of the paper from shapes.", no_args_is_help=True)
 app.add_typer(reproduce, name="reproduce")
-data = typer.Typer(help="Check datasets on disk.", no_args_is_help=True)
+data = typer.Typer(
+    help="Check datasets on disk, and write them in other formats.", no_args_is_help=True
+)
 app.add_typer(data, name="data")
 weights = typer.Typer(help="Published weights for this package's models.", no_args_is_help=True)
 app.add_typer(weights, name="weights")
@@ -355,6 +357,33 @@ def check_data(
     from eventful.cli import data
 
     data.run(path, split, probe, as_json)
+
+
+@data.command("export")
+def export_data(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE", help="world:street, world:actions?videos=8, or a dataset on disk."
+        ),
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder.")],
+    format: Annotated[
+        str, typer.Option(help="imagenet-vid, coco, mot, kinetics or epic-kitchens.")
+    ],
+    split: Annotated[
+        str | None, typer.Option(help="Split to read; default: the one to evaluate on.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--as", help="Name of the split to write; default: the same.")
+    ] = None,
+    picture: Annotated[str, typer.Option(help="jpeg or png, for frames with boxes.")] = "jpeg",
+    as_json: Json = False,
+) -> None:
+    """Write one split of a dataset to a folder, in a format that can be read again."""
+    from eventful.cli import data
+
+    data.run_export(source, folder, format, (split, name), picture, as_json)  # type: ignore[arg-type]
 
 
 @weights.command()

@@ -1,4 +1,4 @@
-"""`eventful data check`: prints what a dataset has and what is missing."""
+"""`eventful data`: prints what a dataset has and what is missing, and writes it as another."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eventful.paper.data.catalog import FORMATS
+from eventful.paper.data.catalog import FORMATS, open_dataset
 from eventful.paper.data.check import Report, SplitReport, Watcher, check
+from eventful.paper.data.export import Picture, export
 
 SHOWN = 5  # problems of each type to print; --json has them all
 COLOURS = {"complete": "green", "partial": "yellow", "unusable": "red"}
@@ -27,13 +28,42 @@ def run(path: Path, split: str | None, probe: int, as_json: bool) -> None:
         raise SystemExit(1)
 
 
+def run_export(
+    source: Path, folder: Path, format: str, splits: tuple[str | None, str | None],
+    picture: Picture, as_json: bool,
+) -> None:  # fmt: skip
+    """Write one split of a dataset to a folder.
+
+    Args:
+        splits: The one to read and the name to write it under.
+    """
+    videos = open_dataset(source, splits[0])
+    with _progress("frames") as watch:
+        written = export(
+            videos, folder, format, splits[1], picture=picture,
+            watch=lambda done, total: watch(videos.split, done, total),
+        )  # fmt: skip
+    if as_json:
+        print(json.dumps(written.to_dict(), indent=2))
+        return
+    print(
+        f"wrote {written.videos:,} videos, {written.frames:,} frames and {written.annotations:,} "
+        f"annotations to {folder} ({written.format}, split {written.split})"
+    )
+
+
 @contextmanager
-def _progress() -> Iterator[Watcher]:
+def _progress(unit: str = "videos") -> Iterator[Watcher]:
     """A bar for each split, on stderr: stdout belongs to the report."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, Any] = {}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from eventful.errors import DataError
 from eventful.paper.data.problems import OnProblem, missing, stop
 from eventful.paper.data.records import Video, VideoSet
-from eventful.paper.data.tables import Row, rows
+from eventful.paper.data.tables import Row, class_list, class_names, rows
 from eventful.video.source import FrameSource, ImageFiles, VideoFile
 
 SPLITS = ("validation", "train")
@@ -47,20 +47,22 @@ def open_epic(
 ) -> VideoSet:
     """The action segments of a split, labelled with their verb.
 
+    A file `classes.txt` beside the tables replaces the 97 verbs by other names, one a line.
+
     Args:
         path: The folder of the tables (or of `annotations/` with them) and of the videos.
         fps: Rate the segments are resampled to.
     """
+    verbs = _verbs(path, on_problem)
     videos: dict[str, Video] = {}
     for row in rows(_table(path, split), COLUMNS, on_problem):
         try:
-            name, label = row.text("narration_id"), row.number("verb_class", 0, VERBS - 1)
+            name, label = row.text("narration_id"), row.number("verb_class", 0, len(verbs) - 1)
             if name in videos:
                 raise row.refuse("narration_id", "one that no earlier row has")
             videos[name] = Video(name, _frames(path, row, fps), label=label)
         except DataError as error:
             on_problem(error)
-    verbs = _verbs(path, on_problem)
     return VideoSet("epic-kitchens", split, "action", verbs, tuple(videos.values()))
 
 
@@ -96,6 +98,9 @@ def _images(folder: Path, row: Row, stop_: float, fps: float) -> ImageFiles:
 
 def _verbs(root: Path, on_problem: OnProblem) -> tuple[str, ...]:
     """Names of the verbs from the class table, or their numbers where it is not there."""
+    listing = class_list(_annotations(root))
+    if listing is not None:
+        return class_names(listing)
     names = [f"verb {number}" for number in range(VERBS)]
     table = _annotations(root) / VERB_TABLE
     if table.is_file():

@@ -15,7 +15,7 @@ from pathlib import Path
 from eventful.errors import DataError
 from eventful.paper.data.problems import OnProblem, malformed, missing, stop
 from eventful.paper.data.records import Box, Video, VideoSet, pieces
-from eventful.paper.data.tables import lines
+from eventful.paper.data.tables import class_list, class_names, lines
 from eventful.video.source import ImageFiles
 
 # WordNet id, name, number among DET's 200 classes; the order is that of VID's numbers 1 to 30.
@@ -54,6 +54,7 @@ CLASSES = (
 NAMES = tuple(name for _, name, _ in CLASSES)
 LABELS = {wordnet: label for label, (wordnet, _, _) in enumerate(CLASSES)}
 
+Classes = tuple[str, ...] | None  # names from a list; None for those of VID
 VAL, TRAIN, DET = "val", "train", "det_train"
 
 
@@ -64,12 +65,14 @@ class XmlBoxes:
     Args:
         folder: Where the files lie.
         names: Their paths inside it, in the order of the frames.
+        classes: What `<name>` may hold, in the order of the labels.
         strict: Whether a class outside VID's is an error (VID) or left out (DET), and likewise a
             file that is not there (DET has none for images without objects).
     """
 
     folder: Path
     names: tuple[str, ...]
+    classes: tuple[str, ...] = tuple(LABELS)
     strict: bool = True
 
     def __len__(self) -> int:
@@ -93,10 +96,12 @@ class XmlBoxes:
 
     def _box(self, path: Path, number: int, node: ElementTree.Element) -> Box | None:
         where = f"object {number}"
-        wordnet = node.findtext("name")
-        if wordnet not in LABELS:
-            if self.strict or wordnet is None:
-                raise malformed(path, where, "<name> with the WordNet id of a VID class", wordnet)
+        name = node.findtext("name")
+        if name is None or name not in self.classes:
+            if self.strict or name is None:
+                known = "WordNet id of a VID class"
+                known = known if self.classes == tuple(LABELS) else "name of a class of the list"
+                raise malformed(path, where, f"<name> with the {known}", name)
             return None
 
         def side(tag: str) -> float:
@@ -113,7 +118,9 @@ class XmlBoxes:
         if x2 < x1 or y2 < y1:
             raise malformed(path, where, "xmin <= xmax and ymin <= ymax", (x1, y1, x2, y2))
         track = node.findtext("trackid", "")
-        return Box(x1, y1, x2, y2, LABELS[wordnet], int(track) if track.isdigit() else None)
+        return Box(
+            x1, y1, x2, y2, self.classes.index(name), int(track) if track.isdigit() else None
+        )
 
 
 def root_of(path: Path) -> Path | None:
@@ -148,6 +155,9 @@ def parts(path: Path) -> dict[str, bool]:
 def open_imagenet(path: Path, split: str = VAL, on_problem: OnProblem = stop) -> VideoSet:
     """A split of VID, or of DET for training.
 
+    A file `ImageSets/VID/classes.txt` replaces VID's 30 classes by other names, one a line, which
+    the XML files then have in place of WordNet ids.
+
     A snippet whose frames have gaps becomes one video per piece (see `pieces`).
 
     Args:
@@ -157,14 +167,16 @@ def open_imagenet(path: Path, split: str = VAL, on_problem: OnProblem = stop) ->
     root = root_of(path)
     if root is None:
         raise missing(path / "ImageSets", "the lists of ImageNet VID beside Data and Annotations")
+    listing = class_list(root / "ImageSets" / "VID") if split != DET else None
+    classes = class_names(listing) if listing is not None else None
     readers = {VAL: _val, TRAIN: _train, DET: _det}
     if split not in readers:
         raise missing(root / "ImageSets" / "VID" / f"{split}.txt", f"splits are {list(readers)}")
-    videos = tuple(readers[split](root, on_problem))
-    return VideoSet("imagenet-vid", split, "detection", NAMES, videos)
+    videos = tuple(readers[split](root, classes, on_problem))
+    return VideoSet("imagenet-vid", split, "detection", classes or NAMES, videos)
 
 
-def _val(root: Path, on_problem: OnProblem) -> Iterator[Video]:
+def _val(root: Path, classes: Classes, on_problem: OnProblem) -> Iterator[Video]:
     """Videos of val.txt: lines `<snippet>/<frame> <index>`, the index counting from 1."""
     snippets: dict[str, dict[int, tuple[str, int]]] = {}  # name and line of each frame
     path = root / "ImageSets" / "VID" / "val.txt"
@@ -179,13 +191,16 @@ def _val(root: Path, on_problem: OnProblem) -> Iterator[Video]:
             on_problem(malformed(path, number, f"each frame once (line {before} has it)", line))
     for snippet, frames in sorted(snippets.items()):
         named = {number: name for number, (name, _) in frames.items()}
-        yield from _videos(root, f"VID/val/{snippet}", named, snippet)
+        yield from _videos(root, f"VID/val/{snippet}", named, snippet, classes)
 
 
-def _train(root: Path, on_problem: OnProblem) -> Iterator[Video]:
-    """Videos of train_1.txt to train_30.txt, each once; every image of their folders."""
+def _train(root: Path, classes: Classes, on_problem: OnProblem) -> Iterator[Video]:
+    """Videos of train_1.txt to train_30.txt, each once; every image of their folders.
+
+    There are as many lists as classes.
+    """
     wanted: dict[str, str] = {}
-    for number, (_, name, _) in enumerate(CLASSES, start=1):
+    for number, name in enumerate(classes or NAMES, start=1):
         path = root / "ImageSets" / "VID" / f"train_{number}.txt"
         for snippet, label, line in _labelled(path, f"training snippets with {name}", on_problem):
             if label == 1:
@@ -196,10 +211,10 @@ def _train(root: Path, on_problem: OnProblem) -> Iterator[Video]:
         if not frames:
             on_problem(missing(folder, f"frames NNNNNN.JPEG of a snippet named in {listed}"))
             continue
-        yield from _videos(root, f"VID/train/{snippet}", frames, snippet)
+        yield from _videos(root, f"VID/train/{snippet}", frames, snippet, classes)
 
 
-def _det(root: Path, on_problem: OnProblem) -> Iterator[Video]:
+def _det(root: Path, classes: Classes, on_problem: OnProblem) -> Iterator[Video]:
     """Images that DET's lists call positive for one of VID's classes, all its objects marked."""
     wanted: set[str] = set()
     for _, name, number in CLASSES:
@@ -225,7 +240,9 @@ def _labelled(path: Path, why: str, on_problem: OnProblem) -> Iterator[tuple[str
         on_problem(error)
 
 
-def _videos(root: Path, where: str, frames: Mapping[int, str], name: str) -> Iterator[Video]:
+def _videos(
+    root: Path, where: str, frames: Mapping[int, str], name: str, classes: Classes
+) -> Iterator[Video]:
     """The pieces of a snippet.
 
     Args:
@@ -234,10 +251,11 @@ def _videos(root: Path, where: str, frames: Mapping[int, str], name: str) -> Ite
     numbers = sorted(frames)
     for title, part in pieces(name, numbers):
         names = [frames[number] for number in numbers[part]]
+        notes = tuple(f"{frame}.xml" for frame in names)
         yield Video(
             title,
             ImageFiles(root / "Data" / where, tuple(f"{frame}.JPEG" for frame in names)),
-            XmlBoxes(root / "Annotations" / where, tuple(f"{frame}.xml" for frame in names)),
+            XmlBoxes(root / "Annotations" / where, notes, classes or tuple(LABELS)),
         )
 
 

@@ -6,13 +6,12 @@ from importlib import resources
 from pathlib import Path
 
 from eventful.errors import DataError
-from eventful.paper.data.problems import OnProblem, malformed, missing, stop
+from eventful.paper.data.problems import OnProblem, missing, stop
 from eventful.paper.data.records import Video, VideoSet
-from eventful.paper.data.tables import Row, header_of, lines, rows
+from eventful.paper.data.tables import CLASS_LIST, Row, class_list, class_names, header_of, rows
 from eventful.video.source import VideoFile
 
 SPLITS = ("val", "train", "test")
-CLASS_LIST = "classes.txt"
 FPS = 25.0  # the published weights were trained on video at this rate
 COLUMNS = ("label", "youtube_id", "time_start", "time_end")
 
@@ -87,18 +86,12 @@ def _classes(root: Path) -> tuple[str, ...]:
     if path is None:
         text = (resources.files("eventful.paper.data") / "kinetics400.txt").read_text("utf-8")
         return tuple(text.splitlines())
-    names: dict[str, int] = {}
-    for line, name in lines(path, "the names of the labels"):
-        before = names.setdefault(name, line)
-        if before != line:
-            raise malformed(path, line, f"each name once (line {before} has it)", name)
-    return tuple(names)
+    return class_names(path)
 
 
 def _class_list(root: Path) -> Path | None:
     """The file that names other labels than those of Kinetics-400, if there is one."""
-    found = (folder / CLASS_LIST for folder in (root / "annotations", root))
-    return next((path for path in found if path.is_file()), None)
+    return class_list(root / "annotations", root)
 
 
 def _label(row: Row) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from eventful.errors import DataError
 from eventful.paper.data.problems import OnProblem, malformed, missing, stop
 from eventful.paper.data.records import Box, Video, VideoSet
-from eventful.paper.data.tables import lines, text_of
+from eventful.paper.data.tables import class_list, class_names, lines, text_of
 from eventful.video.source import ImageFiles
 
 ALL = "all"  # the split of a folder that holds sequences itself
@@ -56,7 +56,9 @@ def parts(path: Path) -> dict[str, bool]:
 def open_mot(path: Path, split: str = "train", on_problem: OnProblem = stop) -> VideoSet:
     """The sequences of one split, people with one class.
 
-    A row whose confidence is 0 becomes an ignored box. Coordinates are taken as written.
+    A file `classes.txt` in the folder names other classes, one a line: category 1 of the rows is
+    the first of them, and no category is ignored. A row whose confidence is 0 becomes an ignored
+    box. Coordinates are taken as written.
 
     Args:
         split: A folder of sequences, or `"all"` where `path` is one.
@@ -65,13 +67,15 @@ def open_mot(path: Path, split: str = "train", on_problem: OnProblem = stop) -> 
     sequences = _sequences(folder)
     if not sequences:
         raise missing(folder, "a folder of MOTChallenge sequences, each with a seqinfo.ini")
+    listing = class_list(path)
+    classes = class_names(listing) if listing is not None else None
     videos = []
     for sequence in sequences:
         try:
-            videos.append(_video(sequence, on_problem))
+            videos.append(_video(sequence, on_problem, classes))
         except DataError as error:
             on_problem(error)
-    return VideoSet("mot", split, "detection", ("person",), tuple(videos))
+    return VideoSet("mot", split, "detection", classes or ("person",), tuple(videos))
 
 
 def open_sequence(path: Path, on_problem: OnProblem = stop) -> Video:
@@ -83,7 +87,7 @@ def _sequences(folder: Path) -> list[Path]:
     return sorted(p.parent for p in folder.glob("*/seqinfo.ini"))
 
 
-def _video(sequence: Path, on_problem: OnProblem) -> Video:
+def _video(sequence: Path, on_problem: OnProblem, classes: tuple[str, ...] | None = None) -> Video:
     info = sequence_info(sequence / "seqinfo.ini")
     folder = sequence / info.folder
     images = {int(p.stem): p.name for p in folder.glob(f"*{info.extension}") if p.stem.isdigit()}
@@ -92,7 +96,7 @@ def _video(sequence: Path, on_problem: OnProblem) -> Video:
     if len(images) != info.length:
         expected = f"seqLength to be the number of frames in {folder}, {len(images)}"
         on_problem(malformed(sequence / "seqinfo.ini", "[Sequence]", expected, info.length))
-    boxes = _truth(sequence / GROUND_TRUTH, set(images), on_problem)
+    boxes = _truth(sequence / GROUND_TRUTH, set(images), on_problem, classes)
     numbers = sorted(images)
     return Video(
         sequence.name,
@@ -124,12 +128,14 @@ def sequence_info(path: Path) -> SequenceInfo:
     )
 
 
-def _truth(path: Path, frames: set[int], on_problem: OnProblem) -> dict[int, list[Box]]:
+def _truth(
+    path: Path, frames: set[int], on_problem: OnProblem, classes: tuple[str, ...] | None
+) -> dict[int, list[Box]]:
     boxes: dict[int, list[Box]] = {}
     first: dict[tuple[int, int], int] = {}  # line of each object in each frame
     for number, line in lines(path, "the boxes of a sequence"):
         try:
-            frame, box = _row(path, number, line)
+            frame, box = _row(path, number, line, classes)
         except DataError as error:
             on_problem(error)
             continue
@@ -146,7 +152,9 @@ def _truth(path: Path, frames: set[int], on_problem: OnProblem) -> dict[int, lis
     return boxes
 
 
-def _row(path: Path, number: int, line: str) -> tuple[int, Box | None]:
+def _row(
+    path: Path, number: int, line: str, classes: tuple[str, ...] | None = None
+) -> tuple[int, Box | None]:
     """One row: frame, id, left, top, width, height, confidence, then either form of the rest.
 
     MOT15 goes on with x, y, z in the world (ten values); MOT16 and later with class and visibility
@@ -166,8 +174,12 @@ def _row(path: Path, number: int, line: str) -> tuple[int, Box | None]:
         raise malformed(path, number, "finite numbers", line)
     if width <= 0 or height <= 0:
         raise malformed(path, number, "a width and height above 0", line)
+    known = track if track >= 0 else None  # -1 stands for no id
+    right, bottom, ignore = left + width, top + height, confidence == 0
+    if classes is not None:
+        if not 1 <= category <= len(classes):
+            raise malformed(path, number, f"a category from 1 to {len(classes)}", category)
+        return frame, Box(left, top, right, bottom, category - 1, known, ignore)
     if category != PEDESTRIAN and category not in UNCLEAR:
         return frame, None
-    ignore = confidence == 0 or category in UNCLEAR
-    known = track if track >= 0 else None  # -1 stands for no id
-    return frame, Box(left, top, left + width, top + height, 0, known, ignore)
+    return frame, Box(left, top, right, bottom, 0, known, ignore or category in UNCLEAR)

@@ -14,6 +14,8 @@ from eventful.paper.data.problems import OnProblem, malformed, missing
 
 T = TypeVar("T")
 
+CLASS_LIST = "classes.txt"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -95,6 +97,21 @@ def lines(path: Path, why: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(io.StringIO(text_of(path, why), newline=None), start=1):
         if line.strip():
             yield number, line.strip()
+
+
+def class_list(*folders: Path) -> Path | None:
+    """The first `classes.txt`: names that replace those of a format, in the order of the labels."""
+    return next((f / CLASS_LIST for f in folders if (f / CLASS_LIST).is_file()), None)
+
+
+def class_names(path: Path) -> tuple[str, ...]:
+    """The names in a `classes.txt`, one a line."""
+    names: dict[str, int] = {}
+    for line, name in lines(path, "the names of the labels"):
+        before = names.setdefault(name, line)
+        if before != line:
+            raise malformed(path, line, f"each name once (line {before} has it)", name)
+    return tuple(names)
 
 
 def text_of(path: Path, why: str) -> str:

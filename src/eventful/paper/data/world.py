@@ -190,7 +190,7 @@ def _video(name: str, choice: _Choice, number: int, seed: int) -> Video:
         None if label is None else ACTIONS[label],
     )  # fmt: skip
     height, width = choice.size
-    title = f"{name}-{seed}-{camera}-{choice.frames}x{height}x{width}-{choice.exposures}"
+    title = f"{name}-{seed:07d}-{camera}-{choice.frames}x{height}x{width}-{choice.exposures}"
     return Video(title, film, FilmBoxes(film) if label is None else None, label)
 
 
