@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -305,6 +306,22 @@ def test_exports_that_are_refused(street, clips, tmp_path: Path) -> None:
         export(street, new, "imagenet-vid", picture="png")
     assert not new.exists()
     assert set(WRITERS) == {"imagenet-vid", "coco", "mot", "kinetics", "epic-kitchens"}
+
+
+# --- The documentation
+
+
+def test_the_lines_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parent.parent / "docs" / "world.md"
+    code = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert code is not None
+    small = code[1].replace("frames=100,", "frames=2, size=(96, 160), exposures=1,")
+    small = small.replace("&frames=100", "&frames=2&size=96x160&exposures=1")
+    assert small.count("exposures=1") == 2
+    exec(compile(small, str(page), "exec"), {})
+    shown = capsys.readouterr().out
+    assert "% visible" in shown
+    assert "1 torch.Size([3, 96, 160])" in shown
 
 
 # --- The command line
