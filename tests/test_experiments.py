@@ -120,7 +120,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pat
     root = tmp_path_factory.mktemp("stage")
     detector = tiny_models.write(tiny_models.detector(), root / "vitdet.safetensors")
     verbs = tiny_models.write(tiny_models.recogniser(), root / "epic.safetensors")
-    actions = tiny_models.write(tiny_models.recogniser(classes=3), root / "kinetics.safetensors")
+    actions = tiny_models.write(tiny_models.recogniser(classes=400), root / "kinetics.safetensors")
     return {
         "ImageNet VID": (miniatures.imagenet(root / "vid"), detector),
         "EPIC-Kitchens-100": (miniatures.epic(root / "epic"), verbs),
@@ -173,3 +173,4 @@ def test_a_wheel_has_the_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in experiments.names():
         assert f"eventful/paper/experiments/{name}.toml" in files
     assert "eventful/py.typed" in files
+    assert "eventful/paper/data/kinetics400.txt" in files
