@@ -136,6 +136,32 @@ def test_vid_training_lists_each_snippet_once_and_det_keeps_vid_classes(
     assert [[b.label for b in v.frame(0).boxes] for v in det] == [[6], [6]]
 
 
+def test_vid_splits_a_snippet_at_gaps_but_not_at_its_own_stride(tmp_path: Path) -> None:
+    top = miniatures.imagenet(tmp_path, frames=12) / "ILSVRC2015"
+    listed, first = top / "ImageSets/VID/val.txt", "ILSVRC2015_val_00000000"
+    left = {0, 1, 2, 5, 6, 11}
+
+    def keep(frames: set[int]) -> None:
+        lines = "".join(f"{first}/{t:06d} {t + 1}\n" for t in sorted(frames, reverse=True))
+        listed.write_text(lines)
+
+    keep(left)
+    videos = open_dataset(tmp_path, "val")
+    lengths = {f"{first}@0": 3, f"{first}@5": 2, f"{first}@11": 1}
+    assert {v.name: len(v) for v in videos} == lengths
+    for t, frame in zip(sorted(left), (f for v in videos for f in v), strict=True):
+        assert shows(frame.pixels, t)
+        assert frame.boxes[0].x1 == miniatures.square(t)[0]
+    keep({0, 5, 10})
+    assert {v.name: len(v) for v in open_dataset(tmp_path, "val")} == {first: 3}
+
+    snippet = "ILSVRC2015_VID_train_0000/ILSVRC2015_train_00000000"
+    for t in set(range(12)) - left:
+        (top / f"Data/VID/train/{snippet}/{t:06d}.JPEG").unlink()
+    lengths = {f"{snippet}@0": 3, f"{snippet}@5": 2, f"{snippet}@11": 1}
+    assert {v.name: len(v) for v in open_dataset(tmp_path, "train")} == lengths
+
+
 def test_vid_classes_are_distinct_and_in_alphabetical_order() -> None:
     from eventful.paper.data.imagenet import CLASSES
 

@@ -209,14 +209,41 @@ def test_epic_missing_video_names_the_line_that_wants_it(tmp_path: Path) -> None
 # Kinetics
 
 
-def test_kinetics_labels_are_alphabetical_over_all_tables(tmp_path: Path) -> None:
+def test_kinetics_labels_are_those_of_all_400_classes(tmp_path: Path) -> None:
     videos = open_dataset(miniatures.kinetics(tmp_path))
-    assert videos.classes == ("abseiling", "yoga", "zumba")
-    assert [v.label for v in videos] == [2, 0]
+    assert len(videos.classes) == len(set(videos.classes)) == 400
+    assert list(videos.classes) == sorted(videos.classes)
+    assert [v.label for v in videos] == [399, 0]  # zumba and abseiling
     assert [v.name for v in videos] == ["aaaaaaaaaaa_000003_000013", "-bbbbbbbb_b_000120_000130"]
     assert len(videos[0]) == 50
     assert len(videos[1]) == 50  # 60 frames at 30 a second, handed out at 25
-    assert open_dataset(tmp_path, "train")[0].label == 1
+    assert open_dataset(tmp_path, "train")[0].label == 398  # yoga
+    (tmp_path / "train.csv").unlink()
+    assert [v.label for v in open_dataset(tmp_path)] == [399, 0]
+
+
+def test_kinetics_labels_outside_the_list_are_refused(tmp_path: Path) -> None:
+    row = ["flying to the moon", "aaaaaaaaaaa", 3, 13, "val", 0]
+    miniatures.kinetics(tmp_path)
+    miniatures.write_csv(tmp_path / "val.csv", miniatures.KINETICS_COLUMNS, [row])
+    with pytest.raises(MalformedDataError, match=r"line 2: .*400 names.*classes\.txt.*the moon"):
+        open_dataset(tmp_path)
+    problems = Problems()
+    assert len(open_dataset(tmp_path, on_problem=problems)) == 0
+    assert len(problems.malformed) == 1
+
+
+def test_a_class_list_numbers_kinetics_by_its_lines(tmp_path: Path) -> None:
+    miniatures.kinetics(tmp_path)
+    (tmp_path / "classes.txt").write_text("zumba\nflying to the moon\nabseiling\n")
+    videos = open_dataset(tmp_path)
+    assert videos.classes == ("zumba", "flying to the moon", "abseiling")
+    assert [v.label for v in videos] == [0, 2]
+    with pytest.raises(MalformedDataError, match=r"3 names in .*classes\.txt.*yoga"):
+        open_dataset(tmp_path, "train")
+    (tmp_path / "classes.txt").write_text("zumba\nabseiling\nzumba\n")
+    with pytest.raises(MalformedDataError, match=r"classes\.txt, line 3: expected each name once"):
+        open_dataset(tmp_path)
 
 
 def test_kinetics_missing_clip(tmp_path: Path) -> None:

@@ -31,6 +31,13 @@ class Heads(StrEnum):
     faster = "faster"
 
 
+class Sums(StrEnum):
+    """Precision of A·v where it is updated by deltas."""
+
+    half = "half"
+    float32 = "float32"
+
+
 @dataclass(frozen=True)
 class Frames:
     """What `eventful train vitdet` trains and scores on."""
@@ -89,6 +96,9 @@ class Spatial:
         int, typer.Option(min=0, help="Tokens updated per step; 0 for a dense spatial model.")
     ]
     preset: Annotated[str, typer.Option(help="Update rule of the spatial model.")] = "paper"
+    accumulate: Annotated[
+        Sums, typer.Option(help="Precision of A·v where the rule updates it by deltas.")
+    ] = Sums.half
 
 
 @dataclass(frozen=True)
@@ -155,13 +165,20 @@ def vivit(
     dropout: Annotated[
         float | None, typer.Option(min=0, max=1, help="Ahead of the classifier; as published.")
     ] = None,
+    double_softmax: Annotated[
+        bool,
+        typer.Option(
+            "--double-softmax",
+            help="Take a softmax ahead of the loss, which takes one itself, as the authors' code.",
+        ),
+    ] = False,
     recipe: RecipeChanges,
     run: TrainingRun,
 ) -> None:
     """Tune ViViT's temporal model to an eventful spatial one, as in the paper.
 
     Caches the frozen spatial model's outputs, trains on them with the settings published for the
-    dataset, and scores at r and at 20 % and 40 % less and more.
+    dataset, every video with all its views, and scores at r and at 20 % and 40 % less and more.
     """
     from eventful.cli import train_run
 
@@ -170,6 +187,8 @@ def vivit(
         "cache": spatial.cache,
         "r": spatial.r or None,
         "preset": spatial.preset,
+        "accumulate": spatial.accumulate.value,
+        "double_softmax": double_softmax,
         "train_split": viewed.train_split,
         "val_split": viewed.val_split,
     }

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from eventful.errors import DataError
 from eventful.paper.data.problems import OnProblem, malformed, missing, stop
-from eventful.paper.data.records import Box, Video, VideoSet
+from eventful.paper.data.records import Box, Video, VideoSet, pieces
 from eventful.paper.data.tables import text_of
 from eventful.video.source import ImageFiles
 
@@ -55,8 +55,7 @@ def parts(path: Path) -> dict[str, bool]:
 def open_coco(path: Path, split: str, on_problem: OnProblem = stop) -> VideoSet:
     """The videos of one JSON file.
 
-    A video whose frames leave a gap larger than their usual distance becomes one video per piece,
-    because a stream must not carry its state from one piece into the next.
+    A video whose frames have gaps becomes one video per piece (see `pieces`).
 
     Args:
         path: The folder with `annotations/` and the images, or one JSON file.
@@ -234,17 +233,16 @@ def _grouped(images: list[_Image]) -> dict[str, list[_Image]]:
 def _pieces_of(
     file: Path, name: str, folder: Path, images: list[_Image], boxes: dict[int, list[Box]]
 ) -> Iterator[Video]:
-    """One video, or one per piece where the distance between frames exceeds the smallest."""
+    """One video, or one per piece where its frames have gaps."""
     steps = [after.frame - before.frame for before, after in pairwise(images)]
     if 0 in steps:
         first, second = images[steps.index(0)], images[steps.index(0) + 1]
         found = f"{first.file} and {second.file} for frame {first.frame}"
         raise malformed(file, f"images of video {name}", "one image per frame_id", found)
-    cuts = [0, *(i for i, step in enumerate(steps, start=1) if step > min(steps)), len(images)]
-    for start, end in pairwise(cuts):
-        piece = images[start:end]
+    for title, part in pieces(name, [image.frame for image in images]):
+        piece = images[part]
         yield Video(
-            name if len(cuts) == 2 else f"{name}@{piece[0].frame}",
+            title,
             ImageFiles(folder, tuple(image.file for image in piece)),
             tuple(tuple(boxes.get(image.number, ())) for image in piece),
         )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from eventful.errors import DataError
 from eventful.paper.data.problems import OnProblem, malformed, missing, stop
-from eventful.paper.data.records import Box, Video, VideoSet
+from eventful.paper.data.records import Box, Video, VideoSet, pieces
 from eventful.paper.data.tables import lines
 from eventful.video.source import ImageFiles
 
@@ -148,6 +148,8 @@ def parts(path: Path) -> dict[str, bool]:
 def open_imagenet(path: Path, split: str = VAL, on_problem: OnProblem = stop) -> VideoSet:
     """A split of VID, or of DET for training.
 
+    A snippet whose frames have gaps becomes one video per piece (see `pieces`).
+
     Args:
         path: The folder `ILSVRC2015`, or the one it lies in.
         split: `"val"`, `"train"` or `"det_train"`.
@@ -164,7 +166,7 @@ def open_imagenet(path: Path, split: str = VAL, on_problem: OnProblem = stop) ->
 
 def _val(root: Path, on_problem: OnProblem) -> Iterator[Video]:
     """Videos of val.txt: lines `<snippet>/<frame> <index>`, the index counting from 1."""
-    snippets: dict[str, dict[str, int]] = {}  # the line of each frame
+    snippets: dict[str, dict[int, tuple[str, int]]] = {}  # name and line of each frame
     path = root / "ImageSets" / "VID" / "val.txt"
     for number, line in lines(path, "the list of validation frames"):
         fields = line.split()
@@ -172,11 +174,12 @@ def _val(root: Path, on_problem: OnProblem) -> Iterator[Video]:
         if len(fields) != 2 or not snippet or not frame.isdigit() or not fields[1].isdigit():
             on_problem(malformed(path, number, "'<snippet>/<frame number> <index>'", line))
             continue
-        before = snippets.setdefault(snippet, {}).setdefault(frame, number)
+        _, before = snippets.setdefault(snippet, {}).setdefault(int(frame), (frame, number))
         if before != number:
             on_problem(malformed(path, number, f"each frame once (line {before} has it)", line))
     for snippet, frames in sorted(snippets.items()):
-        yield _video(root, f"VID/val/{snippet}", sorted(frames, key=int), snippet)
+        named = {number: name for number, (name, _) in frames.items()}
+        yield from _videos(root, f"VID/val/{snippet}", named, snippet)
 
 
 def _train(root: Path, on_problem: OnProblem) -> Iterator[Video]:
@@ -189,11 +192,11 @@ def _train(root: Path, on_problem: OnProblem) -> Iterator[Video]:
                 wanted.setdefault(snippet, f"{path}, line {line}")
     for snippet, listed in sorted(wanted.items()):
         folder = root / "Data" / "VID" / "train" / snippet
-        frames = sorted((p.stem for p in folder.glob("*.JPEG") if p.stem.isdigit()), key=int)
+        frames = {int(p.stem): p.stem for p in folder.glob("*.JPEG") if p.stem.isdigit()}
         if not frames:
             on_problem(missing(folder, f"frames NNNNNN.JPEG of a snippet named in {listed}"))
             continue
-        yield _video(root, f"VID/train/{snippet}", frames, snippet)
+        yield from _videos(root, f"VID/train/{snippet}", frames, snippet)
 
 
 def _det(root: Path, on_problem: OnProblem) -> Iterator[Video]:
@@ -222,12 +225,20 @@ def _labelled(path: Path, why: str, on_problem: OnProblem) -> Iterator[tuple[str
         on_problem(error)
 
 
-def _video(root: Path, where: str, frames: list[str], name: str) -> Video:
-    return Video(
-        name,
-        ImageFiles(root / "Data" / where, tuple(f"{frame}.JPEG" for frame in frames)),
-        XmlBoxes(root / "Annotations" / where, tuple(f"{frame}.xml" for frame in frames)),
-    )
+def _videos(root: Path, where: str, frames: Mapping[int, str], name: str) -> Iterator[Video]:
+    """The pieces of a snippet.
+
+    Args:
+        frames: Number and name of each frame.
+    """
+    numbers = sorted(frames)
+    for title, part in pieces(name, numbers):
+        names = [frames[number] for number in numbers[part]]
+        yield Video(
+            title,
+            ImageFiles(root / "Data" / where, tuple(f"{frame}.JPEG" for frame in names)),
+            XmlBoxes(root / "Annotations" / where, tuple(f"{frame}.xml" for frame in names)),
+        )
 
 
 def _lists(root: Path) -> bool:

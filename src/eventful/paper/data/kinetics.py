@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 
 from eventful.errors import DataError
 from eventful.paper.data.problems import OnProblem, malformed, missing, stop
 from eventful.paper.data.records import Video, VideoSet
-from eventful.paper.data.tables import Row, header_of, rows
+from eventful.paper.data.tables import Row, header_of, lines, rows
 from eventful.video.source import VideoFile
 
 SPLITS = ("val", "train", "test")
-CLASSES = 400
+CLASS_LIST = "classes.txt"
 FPS = 25.0  # the published weights were trained on video at this rate
 COLUMNS = ("label", "youtube_id", "time_start", "time_end")
 
@@ -38,8 +39,10 @@ def open_kinetics(
 ) -> VideoSet:
     """The clips of a split.
 
-    Labels are numbered in alphabetical order over every table that is there, so that a split in
-    which some class does not occur keeps the numbers of the others.
+    Labels have the numbers of the published weights: the place of their name among the 400 in
+    alphabetical order, whichever of them the tables name. A file `classes.txt` beside the tables
+    replaces these names, one a line, in the order of the weights that are used. A label that is
+    not in the list is refused; nothing is numbered by what happens to occur.
 
     Args:
         path: The folder of the tables (or of `annotations/` with them) and of the clips, which lie
@@ -48,11 +51,14 @@ def open_kinetics(
     """
     table = _table(path, split)
     listed = list(rows(table, COLUMNS, on_problem))
-    classes = _classes(path, on_problem)
+    classes, listing = _classes(path), _class_list(path)
     numbers = {name: number for number, name in enumerate(classes)}
+    where = listing or f"Kinetics-400 (list other classes in {path / CLASS_LIST})"
     videos: dict[str, Video] = {}
     for row in listed:
         try:
+            if _label(row) not in numbers:
+                raise row.refuse("label", f"one of the {len(classes)} names in {where}")
             clip, label = _clip(path, split, row), numbers[_label(row)]
             if clip.stem in videos:
                 raise row.refuse("youtube_id", "a clip that no earlier row names")
@@ -75,16 +81,24 @@ def _clip(root: Path, split: str, row: Row) -> Path:
     raise missing(root / split / name, f"named in {row.path}, line {row.line}")
 
 
-def _classes(root: Path, on_problem: OnProblem) -> tuple[str, ...]:
-    names = set()
-    for split in splits(root):
-        for row in rows(_table(root, split), ("label",), lambda error: None):
-            if row.values["label"].strip():
-                names.add(_label(row))
-    if len(names) > CLASSES:
-        expected = f"at most {CLASSES} labels over all tables"
-        on_problem(malformed(root, "tables", expected, len(names)))
-    return tuple(sorted(names))
+def _classes(root: Path) -> tuple[str, ...]:
+    """Names of the labels, in the order of their numbers."""
+    path = _class_list(root)
+    if path is None:
+        text = (resources.files("eventful.paper.data") / "kinetics400.txt").read_text("utf-8")
+        return tuple(text.splitlines())
+    names: dict[str, int] = {}
+    for line, name in lines(path, "the names of the labels"):
+        before = names.setdefault(name, line)
+        if before != line:
+            raise malformed(path, line, f"each name once (line {before} has it)", name)
+    return tuple(names)
+
+
+def _class_list(root: Path) -> Path | None:
+    """The file that names other labels than those of Kinetics-400, if there is one."""
+    found = (folder / CLASS_LIST for folder in (root / "annotations", root))
+    return next((path for path in found if path.is_file()), None)
 
 
 def _label(row: Row) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -117,3 +118,20 @@ class VideoSet:
 
     def __iter__(self) -> Iterator[Video]:
         return iter(self.videos)
+
+
+def pieces(name: str, frames: Sequence[int]) -> Iterator[tuple[str, slice]]:
+    """The parts of a video between gaps, with their names.
+
+    A gap is a distance between frames larger than the smallest one: a stream must not carry its
+    state across it. A video without gaps keeps its name; otherwise each part is called by the name
+    and its first frame.
+
+    Args:
+        frames: Numbers of its frames, rising.
+    """
+    steps = [after - before for before, after in pairwise(frames)]
+    least = min(steps, default=0)
+    cuts = [0, *(i for i, step in enumerate(steps, start=1) if step > least), len(frames)]
+    for start, end in pairwise(cuts):
+        yield name if len(cuts) == 2 else f"{name}@{frames[start]}", slice(start, end)

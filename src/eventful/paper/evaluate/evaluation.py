@@ -280,7 +280,7 @@ def _check_weights(variant: Variant, settings: Settings, data: VideoSet) -> None
             f"Frames of {size} px do not consist of whole patches of {patch} px: choose "
             f"{size // patch * patch or patch} or another multiple."
         )
-    # Fewer classes in the data are an error too: its labels are numbered without the missing ones.
+    # Fewer classes in the data are an error, too: its labels belong to other weights.
     if known != len(data.classes):
         raise ConfigError(
             f"{weights.path} has {known} classes, the data has {len(data.classes)}: "
