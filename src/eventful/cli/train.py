@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from eventful.cli.options import RecipeChanges, TrainingFiles, TrainingRun, grouped
+from eventful.cli.options import Json, RecipeChanges, TrainingFiles, TrainingRun, grouped
 
 train = typer.Typer(
     help="Train the paper's two systems; start a command with torchrun to use several GPUs.",
@@ -195,3 +195,38 @@ def vivit(
     changes = {**recipe.changes(), "dropout": dropout}
     views = (viewed.temporal_views, viewed.spatial_views)
     train_run.temporal(plan, views, viewed.half, changes, files, run)
+
+
+class Shipped(StrEnum):
+    """The models that come with the package."""
+
+    detector = "detector"
+    actions = "actions"
+
+
+@train.command()
+def world(
+    name: Annotated[Shipped, typer.Argument(help="Which of the models that come with eventful.")],
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Folder of the run; one that was stopped goes on.")
+    ],
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="Save and stop after so long; default: never.")
+    ] = None,
+    scale: Annotated[
+        float, typer.Option(min=0.0, help="Factor on the number of steps, for a quick trial.")
+    ] = 1.0,
+    shard: Annotated[
+        int, typer.Option(min=1, help="Most MiB of a file of a checkpoint; more make several.")
+    ] = 16,
+    as_json: Json = False,
+) -> None:
+    """Train the detector or the action model that come with eventful, on its procedural world.
+
+    Scenes are rendered on the device, so no data is needed. The result is scored on scenes that
+    were not trained on.
+    """
+    from eventful.cli import train_run
+
+    train_run.shipped(name.value, out, device, minutes, scale, shard, as_json)

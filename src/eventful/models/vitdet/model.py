@@ -72,9 +72,7 @@ class ViTDet(nn.Module):
         self.config = config
         self.backbone = ViTDetBackbone(config.backbone)
         self.pyramid = SimpleFeaturePyramid(config.backbone.dim, config.channels)
-        self.rpn = RPN(
-            config.channels, keep_before=config.candidates, keep_after=config.proposals
-        )
+        self.rpn = RPN(config.channels, keep_before=config.candidates, keep_after=config.proposals)
         self.heads = RegionHeads(config.channels, config.heads)
 
     def prepare(self, frame: Tensor) -> tuple[Tensor, Placement]:
