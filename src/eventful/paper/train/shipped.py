@@ -148,10 +148,14 @@ def _named(
 def boxes_in(found: Boxes, index: int) -> tuple[Box, ...]:
     """The annotations of one frame of the world."""
     return tuple(
-        Box(*found.boxes[index, row].tolist(), int(found.labels[index, row]),
-            int(found.tracks[index, row]), bool(found.ignore[index, row]))
+        Box(
+            *found.boxes[index, row].tolist(),
+            label=int(found.labels[index, row]),
+            track=int(found.tracks[index, row]),
+            ignore=bool(found.ignore[index, row]),
+        )
         for row in found.seen[index].nonzero()[:, 0].tolist()
-    )  # fmt: skip
+    )
 
 
 def scored(model: ViTDet | ViViT, seeds: Sequence[int] = VALIDATION) -> dict[str, float]:
@@ -185,6 +189,6 @@ def score_actions(model: ViViT, seeds: Sequence[int] = VALIDATION) -> Tensor:
     config, device = model.config, next(model.parameters()).device
     for first in range(0, len(seeds), 16):
         some = torch.tensor(seeds[first : first + 16], dtype=torch.int32, device=device)
-        clips, labels = motion_clips(some, config.frames, config.size, False)
-        right.append(model.eval()(normalised(clips)).argmax(dim=1) == labels)
+        clips = motion_clips(some, config.frames, config.size, False)
+        right.append(model.eval()(normalised(clips.pixels)).argmax(dim=1) == clips.labels)
     return torch.cat(right).cpu()

@@ -223,11 +223,26 @@ class StreetObjective(nn.Module):
         return losses
 
 
+@dataclass(frozen=True)
+class Clips:
+    """Clips of motions.
+
+    Attributes:
+        pixels: (B, 3, T, H, W) in [0, 1].
+        labels: (B,).
+        places: (B, T, 2, 4) boxes of the two who act, as shares of the frame.
+        seen: (B, T, 2) whether they are in the frame.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    places: Tensor
+    seen: Tensor
+
+
 @torch.no_grad()
-def motion_clips(
-    seeds: Tensor, frames: int, side: int, banked: bool = True
-) -> tuple[Tensor, Tensor]:
-    """Clips (B, 3, frames, side, side) in [0, 1], and their labels (B,)."""
+def motion_clips(seeds: Tensor, frames: int, side: int, banked: bool = True) -> Clips:
+    """One clip of each scene."""
     labels = (seeds % len(ACTIONS)).long()
     modes = choice(_CLIP_CAMERAS, seeds, 403)
     moment = torch.arange(frames, device=seeds.device) * (SECONDS / frames)
@@ -235,32 +250,48 @@ def motion_clips(
     def each(values: Tensor) -> Tensor:
         return values.repeat_interleave(frames)
 
-    every = each(torch.arange(len(seeds), device=seeds.device))
-    pictures = (_bank(seeds.device), each(choice(_BANK, seeds, 404)).long())
-    if not banked:
-        pictures = (Surfaces.make(seeds), every)
+    if banked:
+        pictures = (_bank(seeds.device), each(choice(_BANK, seeds, 404)).long())
+    else:
+        pictures = (Surfaces.make(seeds), each(torch.arange(len(seeds), device=seeds.device)))
     shot = render(
         each(seeds), each(modes), moment.repeat(len(seeds)), (side, side), cast_for(each(labels)),
         surfaces=pictures, exposures=1, detail=64,
     )  # fmt: skip
-    return shot.pixels.unflatten(0, (len(seeds), frames)).transpose(1, 2), labels
+    pixels = shot.pixels.unflatten(0, (len(seeds), frames)).transpose(1, 2)
+    found = boxes_of(shot)
+    places, seen = found.boxes[:, :2] / side, found.seen[:, :2]
+    shape = (len(seeds), frames)
+    return Clips(pixels, labels, places.unflatten(0, shape), seen.unflatten(0, shape))
 
 
 class MotionObjective(nn.Module):
-    """ViViT on clips of motions, whole: spatial and temporal model together."""
+    """ViViT on clips of motions, whole: spatial and temporal model together.
+
+    The spatial model's vectors are also asked where those who act are. The layer for that is not
+    part of the model.
+    """
 
     def __init__(self, model: ViViT, dropout: float) -> None:
         super().__init__()
         self.model, self.clips = model, Recorded(motion_clips)
+        self.where = nn.Linear(model.config.dim, 8)
         model.dropout.p = dropout
 
     def forward(self, scenes: Scenes) -> dict[str, Tensor]:
-        """Cross entropy of one step."""
+        """Losses of one step."""
         config = self.model.config
         with torch.autocast(scenes.seeds.device.type, enabled=False):
-            clips, labels = self.clips(scenes.seeds, config.frames, config.size)
-        logits = self.model(normalised(clips))
-        return {"class": F.cross_entropy(logits.float(), labels, label_smoothing=0.05)}
+            clips = self.clips(scenes.seeds, config.frames, config.size)
+        vectors = self.model.vectors(normalised(clips.pixels))
+        logits = self.model.classify(vectors)
+        found = self.where(vectors).unflatten(-1, (2, 4)).float()
+        places, seen = clips.places[:, :: config.tubelet], clips.seen[:, :: config.tubelet]
+        off = (found - places).abs().mean(dim=-1) * seen
+        return {
+            "class": F.cross_entropy(logits.float(), clips.labels, label_smoothing=0.05),
+            "place": 4 * off.sum() / seen.sum().clamp_min(1),
+        }
 
 
 def normalised(clips: Tensor) -> Tensor:
