@@ -171,15 +171,11 @@ class ViViT(nn.Module):
         logits: Tensor = self.classifier(self.dropout(self.temporal(vectors)))
         return logits
 
-    def vectors(self, video: Tensor) -> Tensor:
-        """The spatial model's vectors (B, steps, D), all steps of all views as one batch."""
-        clips = torch.stack(steps(video, self.config.tubelet), dim=1)  # (B, T, 3, 2, H, W)
-        made: Tensor = self.spatial(clips.flatten(0, 1)).unflatten(0, clips.shape[:2])
-        return made
-
     def forward(self, video: Tensor) -> Tensor:
-        """Dense: no memory of the step before."""
-        return self.classify(self.vectors(video))
+        """Dense: all steps of all views go through the spatial model as one batch."""
+        clips = torch.stack(steps(video, self.config.tubelet), dim=1)  # (B, T, 3, 2, H, W)
+        vectors = self.spatial(clips.flatten(0, 1)).unflatten(0, clips.shape[:2])
+        return self.classify(vectors)
 
 
 def steps(video: Tensor, tubelet: int = 2) -> list[Tensor]:

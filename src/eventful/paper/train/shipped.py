@@ -24,6 +24,7 @@ from eventful.paper.train.world import (
     SceneSeeds,
     StreetObjective,
     as_inputs,
+    clips_of,
     collate,
     motion_clips,
     normalised,
@@ -147,15 +148,12 @@ def _named(
 
 def boxes_in(found: Boxes, index: int) -> tuple[Box, ...]:
     """The annotations of one frame of the world."""
-    return tuple(
-        Box(
-            *found.boxes[index, row].tolist(),
-            label=int(found.labels[index, row]),
-            track=int(found.tracks[index, row]),
-            ignore=bool(found.ignore[index, row]),
-        )
-        for row in found.seen[index].nonzero()[:, 0].tolist()
-    )
+    made = []
+    for row in found.seen[index].nonzero()[:, 0].tolist():
+        x1, y1, x2, y2 = found.boxes[index, row].tolist()
+        label, track = int(found.labels[index, row]), int(found.tracks[index, row])
+        made.append(Box(x1, y1, x2, y2, label, track, bool(found.ignore[index, row])))
+    return tuple(made)
 
 
 def scored(model: ViTDet | ViViT, seeds: Sequence[int] = VALIDATION) -> dict[str, float]:
@@ -189,6 +187,7 @@ def score_actions(model: ViViT, seeds: Sequence[int] = VALIDATION) -> Tensor:
     config, device = model.config, next(model.parameters()).device
     for first in range(0, len(seeds), 16):
         some = torch.tensor(seeds[first : first + 16], dtype=torch.int32, device=device)
-        clips = motion_clips(some, config.frames, config.size, False)
-        right.append(model.eval()(normalised(clips.pixels)).argmax(dim=1) == clips.labels)
+        shot, labels = motion_clips(some, config.frames, config.size, False)
+        clips = normalised(clips_of(shot, len(labels)))
+        right.append(model.eval()(clips).argmax(dim=1) == labels)
     return torch.cat(right).cpu()

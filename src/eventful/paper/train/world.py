@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from eventful.models.vitdet import Placement, Target, ViTDet
 from eventful.models.vitdet.frames import PIXEL_MEAN, PIXEL_STD
-from eventful.models.vivit import ViViT, views
+from eventful.models.vivit import ViViT, steps, views
 from eventful.video.world import ACTIONS, CLASSES, Shot, boxes_of, render
 from eventful.video.world.actions import SECONDS, cast_for
 from eventful.video.world.chance import choice, uniform
@@ -223,26 +223,11 @@ class StreetObjective(nn.Module):
         return losses
 
 
-@dataclass(frozen=True)
-class Clips:
-    """Clips of motions.
-
-    Attributes:
-        pixels: (B, 3, T, H, W) in [0, 1].
-        labels: (B,).
-        places: (B, T, 2, 4) boxes of the two who act, as shares of the frame.
-        seen: (B, T, 2) whether they are in the frame.
-    """
-
-    pixels: Tensor
-    labels: Tensor
-    places: Tensor
-    seen: Tensor
-
-
 @torch.no_grad()
-def motion_clips(seeds: Tensor, frames: int, side: int, banked: bool = True) -> Clips:
-    """One clip of each scene."""
+def motion_clips(
+    seeds: Tensor, frames: int, side: int, banked: bool = True
+) -> tuple[Shot, Tensor]:
+    """The frames of one clip of each scene, one clip after the other, and the labels (B,)."""
     labels = (seeds % len(ACTIONS)).long()
     modes = choice(_CLIP_CAMERAS, seeds, 403)
     moment = torch.arange(frames, device=seeds.device) * (SECONDS / frames)
@@ -258,40 +243,48 @@ def motion_clips(seeds: Tensor, frames: int, side: int, banked: bool = True) -> 
         each(seeds), each(modes), moment.repeat(len(seeds)), (side, side), cast_for(each(labels)),
         surfaces=pictures, exposures=1, detail=64,
     )  # fmt: skip
-    pixels = shot.pixels.unflatten(0, (len(seeds), frames)).transpose(1, 2)
-    found = boxes_of(shot)
-    places, seen = found.boxes[:, :2] / side, found.seen[:, :2]
-    shape = (len(seeds), frames)
-    return Clips(pixels, labels, places.unflatten(0, shape), seen.unflatten(0, shape))
+    return shot, labels
 
 
 class MotionObjective(nn.Module):
     """ViViT on clips of motions, whole: spatial and temporal model together.
 
-    The spatial model's vectors are also asked where those who act are. The layer for that is not
-    part of the model.
+    The spatial model's tokens are also asked what is in their patches, and its vectors where those
+    who act are: from the motion's name alone it learns nothing for thousands of steps. The layers
+    for that are not part of the model.
     """
 
     def __init__(self, model: ViViT, dropout: float) -> None:
         super().__init__()
         self.model, self.clips = model, Recorded(motion_clips)
+        self.tokens = TokenTask(model.config.dim, model.config.patch)
         self.where = nn.Linear(model.config.dim, 8)
         model.dropout.p = dropout
 
     def forward(self, scenes: Scenes) -> dict[str, Tensor]:
         """Losses of one step."""
-        config = self.model.config
+        config, spatial = self.model.config, self.model.spatial
         with torch.autocast(scenes.seeds.device.type, enabled=False):
-            clips = self.clips(scenes.seeds, config.frames, config.size)
-        vectors = self.model.vectors(normalised(clips.pixels))
-        logits = self.model.classify(vectors)
-        found = self.where(vectors).unflatten(-1, (2, 4)).float()
-        places, seen = clips.places[:, :: config.tubelet], clips.seen[:, :: config.tubelet]
-        off = (found - places).abs().mean(dim=-1) * seen
-        return {
-            "class": F.cross_entropy(logits.float(), clips.labels, label_smoothing=0.05),
-            "place": 4 * off.sum() / seen.sum().clamp_min(1),
-        }
+            shot, labels = self.clips(scenes.seeds, config.frames, config.size)
+            clips = normalised(clips_of(shot, len(labels)))
+        cut = torch.stack(steps(clips, config.tubelet), dim=1).flatten(0, 1)
+        tokens = spatial.forward_features(cut)
+        vectors = spatial.norm(tokens[:, 0])
+        logits = self.model.classify(vectors.unflatten(0, (len(labels), -1)))
+        first = shot.every(config.tubelet)
+        side = config.size // config.patch
+        losses = self.tokens(tokens[:, 1:].transpose(1, 2).unflatten(2, (side, side)), first)
+        found = boxes_of(first)
+        places, seen = found.boxes[:, :2] / config.size, found.seen[:, :2]
+        off = (self.where(vectors).unflatten(-1, (2, 4)).float() - places).abs().mean(dim=-1)
+        losses["place"] = 4 * (off * seen).sum() / seen.sum().clamp_min(1)
+        losses["class"] = F.cross_entropy(logits.float(), labels, label_smoothing=0.05)
+        return losses
+
+
+def clips_of(shot: Shot, count: int) -> Tensor:
+    """Frames of `count` clips as (count, 3, T, H, W)."""
+    return shot.pixels.unflatten(0, (count, -1)).transpose(1, 2)
 
 
 def normalised(clips: Tensor) -> Tensor:
