@@ -139,14 +139,10 @@ def as_inputs(shot: Shot, side: int) -> tuple[Tensor, list[Target], list[Placeme
     mean, std = (shot.pixels.new_tensor(v).view(1, 3, 1, 1) for v in (PIXEL_MEAN, PIXEL_STD))
     pixels = F.pad((shot.pixels * 255 - mean) / std, (0, side - width, 0, side - height))
     found = boxes_of(shot)
-    wanted = (found.seen & ~found.ignore).cpu()
-    spared = (found.seen & found.ignore).cpu()
-    targets = []
-    for image in range(len(pixels)):
-        rows, others = wanted[image].nonzero()[:, 0], spared[image].nonzero()[:, 0]
-        rows, others = rows.to(pixels.device), others.to(pixels.device)
-        boxes, labels = found.boxes[image], found.labels[image]
-        targets.append(Target(boxes[rows], labels[rows], boxes[others]))
+    wanted, spared = found.seen & ~found.ignore, found.seen & found.ignore
+    # A box without area is no object.
+    boxes, ignored = (found.boxes * mask[..., None] for mask in (wanted, spared))
+    targets = [Target(*parts) for parts in zip(boxes, found.labels, ignored, strict=True)]
     return pixels, targets, [Placement((height, width), (height, width))] * len(pixels)
 
 
