@@ -146,6 +146,34 @@ def test_the_delta_sum_is_the_product_of_what_its_gates_hold(attention, mode):
     assert apart(total, expected) < bound
 
 
+def test_half_precision_sums_are_added_in_the_authors_order():
+    """The sum takes Ã_n ṽ_Δ first and Ã_Δ (ṽ_n − ṽ_Δ) second, and is rounded after each."""
+    config = Config.paper(TopR(6), accumulate="half")
+    stream = eventful.Stream(eventful.convert(random_trunk((4, 5), depth=1, gain=3.0), config))
+
+    def kept():
+        return [stream._state[f"blocks.0/{name}"].clone() for name in ("weights", "gated", "sum")]
+
+    theirs, other = [], []
+    first, *later = drifting_tokens(30, 1, 20, 16, share=0.3)
+    stream(first)
+    for frame in later:
+        a_old, v_old, total = kept()
+        stream(frame)
+        a_new, v_new, got = kept()
+        columns = (a_new != a_old).any((0, 1, 2)).nonzero()[:, 0]
+        a, a_delta = a_new[..., columns], (a_new - a_old)[..., columns]
+        v, v_delta = (
+            ops.split_heads(part[:, columns], 2).contiguous() for part in (v_new, v_new - v_old)
+        )
+        one, two = (ops.join_heads(part) for part in (a @ v_delta, a_delta @ (v - v_delta)))
+        theirs.append(got == (total + one) + two)
+        other.append(got == total + (one + two))
+    # A machine may add the terms of a product in another order; that seldom changes a rounding.
+    assert torch.stack(theirs).float().mean() > 0.98
+    assert torch.stack(other).float().mean() < 0.9
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 def test_exact_keeps_fp32_sums_over_bf16_tokens(autocast):
     model = random_trunk((4, 5), depth=1, gain=3.0)

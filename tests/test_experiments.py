@@ -11,7 +11,7 @@ import pytest
 
 import miniatures
 import tiny_models
-from eventful import Config
+from eventful import Config, TopR
 from eventful.cli import paper_tables
 from eventful.errors import ConfigError
 from eventful.paper.evaluate import experiment as experiments
@@ -63,6 +63,24 @@ def test_published_costs_agree_with_the_tables_of_reproduce(table: str) -> None:
     )  # fmt: skip
     assert found == expected
     assert all(v.published.accuracy is not None for v in made.variants)
+
+
+def test_the_gate_position_is_compared_token_wise() -> None:
+    """As in the authors' code: token-wise blocks at three r, one side of the norm and the other."""
+    made = experiments.load("gate-position")
+    after, before = (
+        [v for v in made.variants if v.config().gate == gate]
+        for gate in ("after-norm", "before-norm")
+    )
+    assert len(after) + len(before) == len(made.variants)
+    for variants in (after, before):
+        assert [v.r for v in variants] == [2048, 1024, 512]
+        for v in variants:
+            assert v.size == 1024
+            assert v.config() == replace(Config.tokenwise(TopR(v.r)), gate=v.config().gate)
+    table = [v for v in experiments.load("table-c").variants if v.label == "Token-wise only"]
+    published = {(v.size, v.r): v.published for v in table}
+    assert [v.published for v in after] == [published[v.size, v.r] for v in after]
 
 
 @pytest.mark.parametrize(

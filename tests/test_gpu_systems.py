@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,8 +17,11 @@ import eventful
 import miniatures
 import tiny_models
 from eventful.cli.app import app
-from eventful.models.vitdet import Detections
+from eventful.models.vitdet import Detections, Target, boxes
+from eventful.models.vitdet.frames import Targets
+from eventful.models.vitdet.losses import RPN_SAMPLING, box_losses, label_candidates, rpn_losses
 from eventful.models.vitdet.regions import grouped_nms, roi_align
+from test_vitdet_batches import SIZES, everyone, some_predictions, some_targets
 from tolerances import BOXES, SCORES, limit
 
 pytestmark = [
@@ -141,6 +145,62 @@ def test_detectors_join_a_batch_late() -> None:
         assert len(found) == 2
         for got, expected in zip(found, wanted, strict=True):
             same(got, expected)
+
+
+def on(device: str, seed: int = 0) -> list[Target]:
+    return [target.to(torch.device(device)) for target in some_targets(seed)]
+
+
+def test_losses_are_those_of_the_cpu() -> None:
+    """With all proposals trained on; anchors are drawn by the chance of the device."""
+    results = {}
+    for device in ("cpu", "cuda"):
+        model = everyone(tiny_models.detector()).to(device)
+        frames = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(0)).to(device)
+        found = model.losses(frames, on(device))
+        torch.stack(list(found.values())).sum().backward()
+        results[device] = {name: found[name].detach().cpu() for name in ("class", "box")}
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    for name, wanted in results["cpu"].items():
+        bound = limit("library", device="cuda")
+        torch.testing.assert_close(results["cuda"][name], wanted, atol=0, rtol=bound)
+
+
+def test_proposals_of_a_batch_are_those_of_the_cpu() -> None:
+    rpn, here, there = tiny_models.detector().rpn.train(), some_predictions(0), some_predictions(0)
+    for parts in (there.anchors, there.logits, there.codes):
+        parts[:] = moved("cuda", *parts)
+    wanted = rpn.propose_padded(here, torch.tensor(SIZES))
+    got = rpn.propose_padded(there, torch.tensor(SIZES, device="cuda"))
+    assert torch.equal(got.valid.cpu(), wanted.valid)
+    torch.testing.assert_close(got.boxes.cpu(), wanted.boxes, **BOXES)
+
+
+def test_labels_and_losses_do_not_wait_for_the_device() -> None:
+    found, given = some_predictions(0), on("cuda")
+    for parts in (found.anchors, found.logits, found.codes):
+        parts[:] = moved("cuda", *parts)
+    corners = torch.rand(4, 50, 2, device="cuda") * 40
+    proposed = boxes.Padded(
+        torch.cat([corners, corners + 20], dim=2), torch.rand(4, 50, device="cuda") > 0.2
+    )
+    logits, codes = torch.randn(64, 6, device="cuda"), torch.zeros(64, 5, 4, device="cuda")
+    learned = [logits, codes, *found.logits, *found.codes]
+    for tensor in learned:
+        tensor.requires_grad_()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        targets = Targets.of(given, torch.device("cuda"))
+        losses = rpn_losses(found, targets)
+        sampling = replace(RPN_SAMPLING, count=16, low=0.5, high=0.5, rescue=False)
+        sampled = label_candidates(proposed, targets, sampling, 5)
+        losses |= box_losses(logits, codes, sampled, boxes.BoxCoder(), loss="giou")
+        torch.stack(list(losses.values())).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(tensor.grad is not None for tensor in learned)
+    assert all(bool(loss.isfinite()) for loss in losses.values())
 
 
 def test_training_a_detector_and_going_on(vid: Path, tmp_path: Path) -> None:

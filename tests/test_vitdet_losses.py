@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eventful.errors import ConfigError
 from eventful.models.vitdet import BackboneConfig, HeadConfig, Placement, Target, ViTDet, boxes
+from eventful.models.vitdet.frames import Targets
 from eventful.models.vitdet.losses import RPN_SAMPLING, Sampling, label_candidates, rpn_losses
 from eventful.models.vitdet.rpn import Predictions
 from test_training_vitdet import tiny
@@ -20,6 +21,16 @@ HALVES = Sampling(64, 0.25, 0.5, 0.5)
 
 def nothing(ignored: Tensor | None = None) -> Target:
     return Target(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), ignored)
+
+
+def together(*targets: Target) -> Targets:
+    return Targets.of(targets, torch.device("cpu"))
+
+
+def same(*candidates: Tensor) -> boxes.Padded:
+    """As many candidates in every image, all of them valid."""
+    stacked = torch.stack(candidates)
+    return boxes.Padded(stacked, torch.ones(stacked.shape[:2], dtype=torch.bool))
 
 
 def test_candidates_in_ignored_places_are_neither_right_nor_wrong() -> None:
@@ -34,15 +45,17 @@ def test_candidates_in_ignored_places_are_neither_right_nor_wrong() -> None:
         ]
     )
     labels = [boxes.FOREGROUND, boxes.IGNORED, boxes.BACKGROUND, boxes.BACKGROUND]
-    assert HALVES.match(target, candidates).label.tolist() == labels
-    without = HALVES.match(replace(target, ignored=None), candidates)
-    assert without.label.tolist() == [1, 0, 0, 0]
     # Ignored without objects, too; and a share counts, not the overlap of two equals.
-    assert HALVES.match(nothing(crowd), candidates).label.tolist() == [-1, -1, 0, 0]
+    images = [target, replace(target, ignored=None), nothing(crowd)]
+    expected = [labels, [1, 0, 0, 0], [-1, -1, 0, 0]]
+    assert HALVES.match(together(*images), candidates).label.tolist() == expected
+    for image, label in zip(images, expected, strict=True):
+        assert HALVES.match(together(image), candidates).label.tolist() == [label]
     for choose in (True, False):
-        kept = label_candidates(candidates, target, HALVES, 5, choose=choose)
-        assert not (kept.boxes == candidates[1]).all(dim=1).any()
-        assert sorted(kept.labels.tolist()) == [3, *([3] if choose else []), 5, 5]
+        found = label_candidates(same(candidates), together(target), HALVES, 5, choose=choose)
+        kept, kinds = found.boxes[found.valid], found.labels[found.valid]
+        assert not (kept == candidates[1]).all(dim=1).any()
+        assert sorted(kinds.tolist()) == [3, *([3] if choose else []), 5, 5]
 
 
 def test_anchors_in_ignored_places_get_no_gradient() -> None:
@@ -55,7 +68,7 @@ def test_anchors_in_ignored_places_get_no_gradient() -> None:
     logits = torch.zeros(1, len(anchors), requires_grad=True)
     codes = torch.zeros(1, len(anchors), 4, requires_grad=True)
     everyone = replace(RPN_SAMPLING, count=10_000)
-    losses = rpn_losses(Predictions([anchors], [logits], [codes]), [target], everyone)
+    losses = rpn_losses(Predictions([anchors], [logits], [codes]), together(target), everyone)
     torch.stack(list(losses.values())).sum().backward()
     assert logits.grad is not None
     inside = boxes.covered(anchors, target.ignored) >= 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,6 +111,25 @@ def vivit_keys(classes: int, side: int, epic: bool, dim: int, depth: int) -> Sha
     return shapes
 
 
+def authors_vivit_keys(classes: int, side: int, dim: int, depth: int) -> Shapes:
+    """The names in the module of the paper's authors, written out from its description."""
+    shapes: Shapes = {
+        **with_bias("embedding.conv", dim, 3, 2, 16, 16),
+        **with_bias("classifier", classes, dim),
+    }
+    names = ("input_layer_norm", "mlp_layer_norm", "mlp_1", "mlp_2")
+    for part, places, count in (("spatial", side * side, depth), ("temporal", 16, 4)):
+        model = f"{part}_model"
+        shapes |= {
+            f"{model}.class_token": (1, 1, dim),
+            f"{model}.backbone.position_encoding.encoding": (1, places + 1, dim),
+            **norm(f"{model}.layer_norm", dim),
+        }
+        for i in range(count):
+            shapes |= block(f"{model}.backbone.blocks.{i}", dim, "qkv", "projection", names)
+    return shapes
+
+
 def filled(shapes: Shapes) -> dict[str, Tensor]:
     make = torch.Generator().manual_seed(0)
     return {key: torch.randn(shape, generator=make) for key, shape in shapes.items()}
@@ -167,7 +187,9 @@ def test_full_size_layouts_are_those_of_the_presets() -> None:
         "vid": detectron_keys(30, False, BASE),
         "epic": vivit_keys(97, 20, True, 768, 12),
         "kinetics": vivit_keys(400, 14, False, 768, 12),
+        "authors": authors_vivit_keys(400, 14, 768, 12),
     }
+    presets["authors"] = presets["kinetics"]
     for name, shapes in files.items():
         converted = convert_checkpoint(weightless(shapes))
         assert converted.report.complete, name
@@ -223,6 +245,49 @@ def test_a_vivit_checkpoint_loads_with_nothing_left_over(epic: bool, tmp_path: P
     )
     name = "head.linear1.bias" if epic else "head.linear.bias"
     assert torch.equal(model.classifier.bias, given[name])
+
+
+# A name in the authors' module, and the published one that they renamed to it.
+RENAMED = {
+    r"embedding\.conv": "backbone.stem.conv1",
+    r"spatial_model\.class_token": "backbone.cls_token",
+    r"temporal_model\.class_token": "backbone.cls_token_out",
+    r"spatial_model\.backbone\.position_encoding\.encoding": "backbone.pos_embd",
+    r"temporal_model\.backbone\.position_encoding\.encoding": "backbone.temp_embd",
+    r"spatial_model\.layer_norm": "backbone.norm",
+    r"temporal_model\.layer_norm": "backbone.norm_out",
+    r"spatial_model\.backbone\.blocks": "backbone.layers",
+    r"temporal_model\.backbone\.blocks": "backbone.layers_temporal",
+    r"\.input_layer_norm": ".norm",
+    r"\.qkv": ".attn.to_qkv",
+    r"\.projection": ".attn.proj",
+    r"\.mlp_layer_norm": ".norm_ffn",
+    r"\.mlp_1": ".ffn.net.0",
+    r"\.mlp_2": ".ffn.net.3",
+    r"^classifier": "head.linear",
+}
+
+
+def test_the_authors_tuned_vivit_is_the_published_one_renamed(tmp_path: Path) -> None:
+    given = filled(authors_vivit_keys(5, 2, 64, 2))
+    torch.save(given, tmp_path / "tuned.pth")  # a bare state dict, with nothing around it
+    converted = convert_checkpoint(tmp_path / "tuned.pth")
+    assert converted.report.complete
+    assert (converted.report.format, len(converted.report.used)) == ("vivit-authors", len(given))
+    published = {}
+    for key, value in given.items():
+        for pattern, name in RENAMED.items():
+            key = re.sub(pattern, name, key)
+        published[key] = value
+    assert published.keys() == vivit_keys(5, 2, False, 64, 2).keys()
+    expected = convert_checkpoint(published, "vivit")
+    assert converted.config == expected.config
+    assert converted.state.keys() == expected.state.keys()
+    assert all(torch.equal(converted.state[key], expected.state[key]) for key in expected.state)
+    save(converted, tmp_path / "ours.safetensors")
+    model = load_model(tmp_path / "ours.safetensors")
+    assert isinstance(model, ViViT)
+    assert load_weights(model, given, "vivit-authors").complete
 
 
 def test_a_backbone_of_transformers(tmp_path: Path) -> None:
@@ -333,7 +398,7 @@ def test_a_detector_takes_what_fits_for_fine_tuning() -> None:
 
 
 def test_formats_by_name_and_by_key() -> None:
-    with pytest.raises(CheckpointError, match=r"detectron2, transformers, vivit, vid, and auto"):
+    with pytest.raises(CheckpointError, match=r"vivit, vivit-authors, vid, and auto"):
         convert_checkpoint(filled({"a": (2,)}), "caffe")
     with pytest.raises(CheckpointError, match="no known format"):
         convert_checkpoint(filled({"a": (2,)}))

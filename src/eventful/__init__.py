@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from eventful.config import Context as Context
     from eventful.config import SceneCut as SceneCut
     from eventful.errors import EventfulError as EventfulError
+    from eventful.models.shipped import load as load
     from eventful.ops.registry import use_backend as use_backend
     from eventful.policies import Always as Always
     from eventful.policies import FollowScene as FollowScene
@@ -74,6 +75,7 @@ _HOMES = {
     ),
     "tokens.selection": ("Selection",),
     "rules.record": ("StepRecord",),
+    "models.shipped": ("load",),
     "stream": ("Stream", "StreamBatch"),
     "video.frame": ("Frame", "stack"),
     "video.read": ("read",),

@@ -399,7 +399,8 @@ def convert(
         typer.Option(
             "--format",
             "--layout",
-            help="detectron2 (COCO cascade), vid (the paper's), transformers, vivit, or auto.",
+            help="detectron2 (COCO cascade), vid (the paper's), transformers, vivit, "
+            "vivit-authors (tuned by the paper's code), or auto.",
         ),
     ] = "auto",
     partial: Annotated[

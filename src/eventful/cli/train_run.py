@@ -19,6 +19,7 @@ from eventful.paper.train.engine import LoopOptions, StepProgress
 from eventful.paper.train.journal import read
 from eventful.paper.train.processes import Processes, joined
 from eventful.paper.train.recipes import EPIC, KINETICS, VID, Recipe
+from eventful.paper.train.shipped import PHASES, scored, train_shipped
 from eventful.paper.train.temporal import TemporalPlan, TemporalTuning, views_of
 
 
@@ -93,6 +94,43 @@ def temporal(
             _report(files.out, run.as_json, {"scores": result.scores, "skipped": skipped})
 
 
+def shipped(
+    name: str,
+    out: Path,
+    device: str,
+    minutes: float | None,
+    scale: float,
+    shard: int,
+    as_json: bool,
+) -> None:
+    """`eventful train world`.
+
+    Args:
+        scale: factor on the number of steps.
+        shard: most MiB of a file of a checkpoint.
+    """
+    phases = [phase.scaled(scale) for phase in PHASES[name]]
+    options = LoopOptions(
+        seconds=None if minutes is None else 60 * minutes, shard=shard * 2**20, save_every=500
+    )
+    with joined(device) as processes, _Bar(processes, quiet=as_json).shown() as bar:
+        made = train_shipped(
+            name, out, processes, phases=phases, options=options, on_step=bar.phase_step
+        )
+        if not processes.first:
+            return
+        score = None if made is None else scored(made)
+    result: dict[str, Any] = {"finished": made is not None, "score": score}
+    if made is not None:
+        result["model"] = str(out / f"{name}.safetensors")
+    if as_json:
+        print(json.dumps(result, indent=2))
+    elif made is None:
+        print(f"Time is over; start the command again to go on from {out}.")
+    else:
+        print(f"{score}; wrote {result['model']}")
+
+
 def _loop_options(run: TrainingRun) -> LoopOptions:
     return LoopOptions(save_every=run.save_every, workers=run.workers)
 
@@ -140,6 +178,10 @@ class _Bar:
         """After a step of training."""
         text = f"epoch {moment.epoch + 1}, loss {moment.loss:.3f}"
         self._set("training", text, moment.step, moment.steps)
+
+    def phase_step(self, phase: str, moment: StepProgress) -> None:
+        """After a step of a phase of training."""
+        self._set(phase, f"{phase}, loss {moment.loss:.3f}", moment.step, moment.steps)
 
     def caching(self, what: str, done: int, count: int) -> None:
         """After a video was cached."""

@@ -1,1 +1,1 @@
-"""The paper's two complete systems: `vitdet` for detection, `vivit` for action recognition."""
+"""The paper's two systems, `vitdet` and `vivit`, and `focus`, a trained saliency model."""

@@ -164,33 +164,70 @@ _TRANSFORMERS: tuple[tuple[str, Rename], ...] = (
 )
 
 
-def _vivit_rules() -> tuple[tuple[str, Rename], ...]:
+def _vivit_rules(
+    embed: str,
+    classifier: str,
+    parts: tuple[str, str, str, str, str, str],
+    *,
+    spatial: tuple[str, str, str, str],
+    temporal: tuple[str, str, str, str],
+) -> tuple[tuple[str, Rename], ...]:
+    """Rules for one way to name a factorised ViViT.
+
+    Args:
+        embed, classifier: patterns of the first and the last layer.
+        parts: of a block: norm, qkv, projection, norm, and the two layers of the MLP.
+        spatial, temporal: of a sub-model: class token, positions, norm, and blocks.
+    """
     rules: list[tuple[str, Rename]] = [
-        (rf"backbone\.stem\.conv1\.{_PARAMETER}", r"spatial.embed.\1"),
-        (rf"head\.linear1?\.{_PARAMETER}", r"classifier.\1"),
+        (rf"{embed}\.{_PARAMETER}", r"spatial.embed.\1"),
+        (rf"{classifier}\.{_PARAMETER}", r"classifier.\1"),
     ]
-    parts = {
-        "norm": "norm1",
-        r"attn\.to_qkv": "attn.qkv",
-        r"attn\.proj": "attn.proj",
-        "norm_ffn": "norm2",
-        r"ffn\.net\.0": "mlp.fc1",
-        r"ffn\.net\.3": "mlp.fc2",
-    }
-    for layers, model, suffix, positions in (
-        ("layers", "spatial", "", "pos_embd"),
-        ("layers_temporal", "temporal", "_out", "temp_embd"),
-    ):
+    here = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+    for model, (token, positions, norm, blocks) in (("spatial", spatial), ("temporal", temporal)):
         rules += [
-            (rf"backbone\.cls_token{suffix}", f"{model}.class_token"),
-            (rf"backbone\.{positions}", f"{model}.positions"),
-            (rf"backbone\.norm{suffix}\.{_PARAMETER}", rf"{model}.norm.\1"),
+            (token, f"{model}.class_token"),
+            (positions, f"{model}.positions"),
+            (rf"{norm}\.{_PARAMETER}", rf"{model}.norm.\1"),
         ]
         rules += [
-            (rf"backbone\.{layers}\.(\d+)\.{part}\.{_PARAMETER}", rf"{model}.blocks.\1.{name}.\2")
-            for part, name in parts.items()
+            (rf"{blocks}\.(\d+)\.{part}\.{_PARAMETER}", rf"{model}.blocks.\1.{name}.\2")
+            for part, name in zip(parts, here, strict=True)
         ]
     return tuple(rules)
+
+
+def _submodel(name: str) -> tuple[str, str, str, str]:
+    """Patterns of a sub-model in the paper authors' own ViViT."""
+    ends = ("class_token", r"backbone\.position_encoding\.encoding", "layer_norm")
+    token, positions, norm = (rf"{name}_model\.{end}" for end in ends)
+    return token, positions, norm, rf"{name}_model\.backbone\.blocks"
+
+
+_TADACONV_VIVIT = _vivit_rules(
+    r"backbone\.stem\.conv1",
+    r"head\.linear1?",
+    ("norm", r"attn\.to_qkv", r"attn\.proj", "norm_ffn", r"ffn\.net\.0", r"ffn\.net\.3"),
+    spatial=(
+        r"backbone\.cls_token",
+        r"backbone\.pos_embd",
+        r"backbone\.norm",
+        r"backbone\.layers",
+    ),
+    temporal=(
+        r"backbone\.cls_token_out",
+        r"backbone\.temp_embd",
+        r"backbone\.norm_out",
+        r"backbone\.layers_temporal",
+    ),
+)
+_AUTHORS_VIVIT = _vivit_rules(
+    r"embedding\.conv",
+    "classifier",
+    ("input_layer_norm", "qkv", "projection", "mlp_layer_norm", "mlp_1", "mlp_2"),
+    spatial=_submodel("spatial"),
+    temporal=_submodel("temporal"),
+)
 
 
 KEY_FORMATS: dict[str, KeyFormat] = {
@@ -210,9 +247,15 @@ KEY_FORMATS: dict[str, KeyFormat] = {
     "vivit": KeyFormat(
         "vivit",
         "ViViT Fact. Enc. of the TAdaConv model zoo: Kinetics-400 and EPIC-Kitchens",
-        _vivit_rules(),
+        _TADACONV_VIVIT,
         r"backbone\.stem\.conv1\.weight",
         ((r"head\.linear2\.(weight|bias)", "the noun classifier; the paper predicts verbs"),),
+    ),
+    "vivit-authors": KeyFormat(
+        "vivit",
+        "the paper authors' own ViViT, as converted and as fine-tuned: a bare state dict",
+        _AUTHORS_VIVIT,
+        r"spatial_model\.backbone\.blocks\.\d+\.input_layer_norm\.weight",
     ),
 }
 # The paper's VID weights came out of detectron2; they differ in the number of box heads.

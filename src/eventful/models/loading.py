@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,15 +76,17 @@ def convert_checkpoint(
     return Converted(rules.model, config, state, report)
 
 
-def save(converted: Converted, path: str | Path) -> None:
+def save(converted: Converted, path: str | Path, classes: Sequence[str] = ()) -> None:
     """Write safetensors that `load_model` reads, whole or not at all.
 
-    The file also names its model and configuration.
+    The file also names its model and configuration, and the classes where they are given.
     """
     from safetensors.torch import save_file
 
     path = Path(path)
-    about = {"model": converted.model, "config": converted.config}
+    about: dict[str, Any] = {"model": converted.model, "config": converted.config}
+    if classes:
+        about["classes"] = list(classes)
     tensors = {key: value.contiguous().clone() for key, value in converted.state.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as partial:
@@ -93,6 +95,8 @@ def save(converted: Converted, path: str | Path) -> None:
 
 def load_model(path: str | Path, **overrides: Any) -> nn.Module:
     """The model of a file that `save` wrote, in eval mode.
+
+    Its attribute `classes` has the names of its classes if the file has them, else it is empty.
 
     Args:
         overrides: fields of the model's configuration to change, such as `size=672`; for a
@@ -107,6 +111,7 @@ def load_model(path: str | Path, **overrides: Any) -> nn.Module:
     inner.update(overrides)
     model = build(about["model"], {**config, "backbone": inner} if "backbone" in config else inner)
     load_weights(model, path)
+    model.classes = tuple(about.get("classes", ()))  # type: ignore[assignment]
     return model.eval()
 
 

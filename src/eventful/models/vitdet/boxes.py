@@ -27,20 +27,40 @@ def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:
     return torch.stack([x[..., 0], y[..., 0], x[..., 1], y[..., 1]], dim=-1)
 
 
+def clip_each(boxes: Tensor, sizes: Tensor) -> Tensor:
+    """`clip` of boxes (B, n, 4) for images of different `sizes` (B, 2)."""
+    limit = sizes.to(boxes).flip(-1).repeat(1, 2)[:, None]
+    return boxes.clamp_min(0).minimum(limit)
+
+
 def nonempty(boxes: Tensor) -> Tensor:
     """Mask of the boxes (..., 4) with a positive width and height."""
     return (boxes[..., 2] > boxes[..., 0]) & (boxes[..., 3] > boxes[..., 1])
 
 
+def rows(boxes: Tensor, index: Tensor) -> Tensor:
+    """Of the boxes (B, N, 4) of each image those at `index` (B, n): (B, n, 4)."""
+    return boxes.gather(1, index[..., None].expand(-1, -1, 4))
+
+
 def _intersection(a: Tensor, b: Tensor) -> Tensor:
-    low, high = torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])
-    return (high - low).clamp_min(0).prod(dim=-1)
+    """Common areas; one axis after the other, so that no intermediate has two numbers a pair."""
+    width, height = (
+        (
+            torch.minimum(a[..., i + 2], b[..., i + 2]) - torch.maximum(a[..., i], b[..., i])
+        ).clamp_min(0)
+        for i in (0, 1)
+    )
+    return width * height
 
 
 def iou(a: Tensor, b: Tensor) -> Tensor:
-    """Intersection over union (N, M) of boxes (N, 4) and (M, 4); 0 where both are empty."""
-    inter = _intersection(a[:, None], b[None])
-    union = area(a)[:, None] + area(b)[None] - inter
+    """Intersection over union (..., N, M) of boxes (..., N, 4) and (..., M, 4).
+
+    It is 0 where one of the two is empty.
+    """
+    inter = _intersection(a[..., :, None, :], b[..., None, :, :])
+    union = area(a)[..., :, None] + area(b)[..., None, :] - inter
     return torch.where(inter > 0, inter / union, inter.new_zeros(()))
 
 
@@ -51,18 +71,19 @@ def paired_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def covered(boxes: Tensor, by: Tensor) -> Tensor:
-    """The largest share (N,) of each box (N, 4) that lies in one of the boxes `by` (M, 4)."""
-    if not len(by):
-        return boxes.new_zeros(len(boxes))
-    inter = _intersection(boxes[:, None], by[None]).amax(dim=1)
+    """The largest share (..., N) of each box (..., N, 4) that lies in one box `by` (..., M, 4)."""
+    if not by.shape[-2]:
+        return torch.zeros_like(area(boxes))
+    inter = _intersection(boxes[..., :, None, :], by[..., None, :, :]).amax(dim=-1)
     return torch.where(inter > 0, inter / area(boxes), inter.new_zeros(()))
 
 
 def giou_loss(a: Tensor, b: Tensor, eps: float = 1e-7) -> Tensor:
-    """1 - generalised IoU (N,) of each pair of boxes (N, 4)."""
+    """1 - generalised IoU (...) of each pair of boxes (..., 4)."""
     inter = _intersection(a, b)
     union = area(a) + area(b) - inter
-    hull = (torch.maximum(a[:, 2:], b[:, 2:]) - torch.minimum(a[:, :2], b[:, :2])).prod(dim=-1)
+    sides = torch.maximum(a[..., 2:], b[..., 2:]) - torch.minimum(a[..., :2], b[..., :2])
+    hull = sides[..., 0] * sides[..., 1]
     return 1 - (inter / (union + eps) - (hull - union) / (hull + eps))
 
 
@@ -83,11 +104,11 @@ class BoxCoder:
     weights: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
 
     def encode(self, reference: Tensor, target: Tensor) -> Tensor:
-        """Codes (N, 4) that turn `reference` into `target`; references must not be empty."""
+        """Codes (..., 4) that turn `reference` into `target`; references must not be empty."""
         centre, sides = _centred(reference)
         goal, goal_sides = _centred(target)
         codes = torch.cat([(goal - centre) / sides, torch.log(goal_sides / sides)], dim=-1)
-        return codes * codes.new_tensor(self.weights)
+        return codes * self._factors(codes)
 
     def decode(self, reference: Tensor, codes: Tensor) -> Tensor:
         """Boxes (N, K, 4) from codes (N, K, 4), or (N, 4) from (N, 4)."""
@@ -95,10 +116,13 @@ class BoxCoder:
         if codes.dim() == 3:
             reference = reference[:, None]
         centre, sides = _centred(reference)
-        codes = codes / codes.new_tensor(self.weights)
+        codes = codes / self._factors(codes)
         middle = codes[..., :2] * sides + centre
         half = 0.5 * sides * codes[..., 2:].clamp(max=_MOST_GROWTH).exp()
         return torch.cat([middle - half, middle + half], dim=-1)
+
+    def _factors(self, codes: Tensor) -> Tensor:
+        return torch.tensor(self.weights, dtype=codes.dtype).to(codes.device, non_blocking=True)
 
 
 def cell_anchors(size: float, ratios: Sequence[float]) -> Tensor:
@@ -117,12 +141,30 @@ def grid_anchors(cells: Tensor, grid: tuple[int, int], stride: int) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Padded:
+    """Boxes of B images in one tensor, the same number of places for each.
+
+    Attributes:
+        boxes: (B, n, 4), zero where there is none.
+        valid: (B, n) mask of the places with a box.
+    """
+
+    boxes: Tensor
+    valid: Tensor
+
+    @classmethod
+    def where(cls, valid: Tensor, boxes: Tensor) -> Padded:
+        """The `valid` ones (B, n) of boxes (B, n, 4); the others may be anything."""
+        return cls(torch.where(valid[..., None], boxes, boxes.new_zeros(())), valid)
+
+
+@dataclass(frozen=True)
 class Matches:
     """For each of N candidates: the ground truth it overlaps most, and its label.
 
     Attributes:
-        index: (N,) row of the ground truth, 0 where there is none.
-        label: (N,) FOREGROUND, BACKGROUND or IGNORED.
+        index: (..., N) row of the ground truth, 0 where there is none.
+        label: (..., N) FOREGROUND, BACKGROUND or IGNORED.
     """
 
     index: Tensor
@@ -133,23 +175,22 @@ def match(overlap: Tensor, low: float, high: float, *, rescue: bool = False) -> 
     """Match candidates to ground truth by overlap.
 
     Args:
-        overlap: (ground truth, candidates) IoU.
+        overlap: (..., ground truth, candidates) IoU.
         low: below it a candidate is background; between the two it is ignored.
         high: from it on a candidate is foreground.
         rescue: also label the best candidates of each ground truth as foreground, so that each
             one that any candidate overlaps has a match.
     """
-    truths, candidates = overlap.shape
+    truths, candidates = overlap.shape[-2:]
     if not truths:
-        none = torch.zeros(candidates, dtype=torch.int64, device=overlap.device)
+        none = torch.zeros_like(overlap.sum(dim=-2), dtype=torch.int64)
         return Matches(none, none.clone())
-    best, index = overlap.max(dim=0)
+    best, index = overlap.max(dim=-2)
     label = torch.full_like(index, IGNORED)
-    label[best < low] = BACKGROUND
-    label[best >= high] = FOREGROUND
+    label.masked_fill_(best < low, BACKGROUND).masked_fill_(best >= high, FOREGROUND)
     if rescue and candidates:
-        best = overlap.max(dim=1, keepdim=True).values
-        label[((overlap == best) & (best > 0)).any(dim=0)] = FOREGROUND
+        best = overlap.amax(dim=-1, keepdim=True)
+        label.masked_fill_(((overlap == best) & (best > 0)).any(dim=-2), FOREGROUND)
     return Matches(index, label)
 
 

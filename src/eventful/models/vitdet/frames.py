@@ -129,10 +129,51 @@ class Target:
         ignored = None if self.ignored is None else self.ignored.to(device)
         return Target(self.boxes.to(device), self.labels.to(device), ignored)
 
-    def usable(self) -> Target:
-        """Without boxes that have no area: no candidate can be matched to them."""
-        fine = box.nonempty(self.boxes)
-        return replace(self, boxes=self.boxes[fine], labels=self.labels[fine])
+
+@dataclass(frozen=True)
+class Targets:
+    """Ground truth of B frames, padded to the same number of places.
+
+    Attributes:
+        objects: (B, n) places, n at least 1; those with an object first. A box without area is
+            none: no candidate can be matched to it.
+        labels: (B, n) class.
+        ignored: (B, k, 4), zero where there is none.
+    """
+
+    objects: box.Padded
+    labels: Tensor
+    ignored: Tensor
+
+    @classmethod
+    def of(cls, targets: Sequence[Target], device: torch.device) -> Targets:
+        """The targets of all frames, without a wait for the device."""
+        counts = [len(target.boxes) for target in targets]
+        places = _places(counts, max([1, *counts]), device)
+        boxes = _padded([target.boxes for target in targets], places).float()
+        labels = _padded([target.labels for target in targets], places).long()
+        first = (~box.nonempty(boxes)).byte().argsort(dim=1, stable=True)
+        boxes, labels = box.rows(boxes, first), labels.gather(1, first)
+        spared = [t.boxes[:0] if t.ignored is None else t.ignored for t in targets]
+        counts = [len(part) for part in spared]
+        ignored = _padded(spared, _places(counts, max([0, *counts]), device)).float()
+        return cls(box.Padded.where(box.nonempty(boxes), boxes), labels, ignored)
+
+    def __getitem__(self, images: slice) -> Targets:
+        objects = box.Padded(self.objects.boxes[images], self.objects.valid[images])
+        return Targets(objects, self.labels[images], self.ignored[images])
+
+
+def _places(counts: Sequence[int], width: int, device: torch.device) -> Tensor:
+    """Rows (B, width) of each image among those of all images; where it has none, the last."""
+    held, place = torch.tensor(list(counts))[:, None], torch.arange(width)
+    rows = torch.where(place < held, held.cumsum(0) - held + place, sum(counts))
+    return rows.to(device, non_blocking=True)
+
+
+def _padded(parts: Sequence[Tensor], places: Tensor) -> Tensor:
+    """The rows of all images, and one of zeros, at their `places`."""
+    return torch.cat([*parts, parts[0].new_zeros(1, *parts[0].shape[1:])]).to(places.device)[places]
 
 
 def fitted_size(original: tuple[int, int], short: int, long: int) -> tuple[int, int]:

@@ -12,8 +12,14 @@ from torch.nn import functional as F
 
 from eventful.errors import ConfigError
 from eventful.models.vitdet import boxes as box
-from eventful.models.vitdet.frames import Detections, Target
-from eventful.models.vitdet.losses import BoxLoss, Sampling, box_losses, label_candidates
+from eventful.models.vitdet.frames import Detections, Targets
+from eventful.models.vitdet.losses import (
+    BoxLoss,
+    Sampled,
+    Sampling,
+    box_losses,
+    label_candidates,
+)
 from eventful.models.vitdet.pyramid import ConvNorm
 from eventful.models.vitdet.regions import grouped_nms, pool_regions
 
@@ -144,26 +150,25 @@ class RegionHeads(nn.Module):
     def losses(
         self,
         maps: Sequence[Tensor],
-        proposals: list[Tensor],
-        targets: Sequence[Target],
-        sizes: Sequence[tuple[int, int]],
+        proposals: box.Padded,
+        targets: Targets,
+        sizes: Tensor,
     ) -> dict[str, Tensor]:
-        """Class and box losses of every stage."""
+        """Class and box losses of every stage; `sizes` (B, 2) as height and width."""
         config, losses = self.config, {}
         for number, stage in enumerate(self._box_stages()):
             overlap = CASCADE_IOU[number]
             sampling = Sampling(config.samples, config.positive, overlap, overlap)
-            sampled = [
-                label_candidates(part, target, sampling, config.classes, choose=number == 0)
-                for part, target in zip(proposals, targets, strict=True)
-            ]
-            logits, codes = stage(self._regions(maps, [part.boxes for part in sampled]))
+            sampled = label_candidates(
+                proposals, targets, sampling, config.classes, choose=number == 0
+            )
+            logits, codes = stage(self._regions(maps, list(sampled.boxes)))
             found = box_losses(logits, codes, sampled, stage.coder, loss=config.box_loss)
             suffix = f"_{number}" if len(self.stages) > 1 else ""
             losses[f"class{suffix}"] = found["class"]
             losses[f"box{suffix}"] = found["box"] * config.box_loss_weight
             if number + 1 < len(self.stages):
-                proposals = self._next(stage, codes, [part.boxes for part in sampled], sizes)
+                proposals = self._next(stage, codes, sampled, sizes)
         return losses
 
     def _box_stages(self) -> list[BoxStage]:
@@ -185,18 +190,11 @@ class RegionHeads(nn.Module):
         return logits, stage.coder.decode(torch.cat(proposals), codes)
 
     @torch.no_grad()
-    def _next(
-        self,
-        stage: BoxStage,
-        codes: Tensor,
-        boxes: list[Tensor],
-        sizes: Sequence[tuple[int, int]],
-    ) -> list[Tensor]:
+    def _next(self, stage: BoxStage, codes: Tensor, sampled: Sampled, sizes: Tensor) -> box.Padded:
         """The candidates of the next stage of training: refined, without empty boxes."""
-        refined = stage.coder.decode(torch.cat(boxes), codes)[:, 0]
-        parts = refined.split([len(part) for part in boxes])
-        clipped = [box.clip(part, size) for part, size in zip(parts, sizes, strict=True)]
-        return [part[box.nonempty(part)] for part in clipped]
+        refined = stage.coder.decode(sampled.boxes.flatten(0, 1), codes)[:, 0]
+        clipped = box.clip_each(refined.unflatten(0, sampled.valid.shape), sizes)
+        return box.Padded.where(sampled.valid & box.nonempty(clipped), clipped)
 
     def _pick(self, boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Detections:
         """The detections of one image, from boxes (n, classes or 1, 4) and scores."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,10 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eventful.models.vitdet import boxes as box
-from eventful.models.vitdet.frames import Target
+from eventful.models.vitdet.frames import Targets
 from eventful.models.vitdet.rpn import Predictions
 
 BoxLoss = Literal["l1", "giou"]
+
+_MOST_PAIRS = 1 << 25  # of a candidate and an object, compared at once
+_NO_CLASS = -100  # of a place without a candidate
 
 
 @dataclass(frozen=True)
@@ -38,121 +40,167 @@ class Sampling:
     rescue: bool = False
     ignore: float = 0.5
 
-    def match(self, target: Target, candidates: Tensor) -> box.Matches:
-        """Candidates (N, 4) against the objects and the places to be ignored of an image."""
-        overlap = box.iou(target.boxes.to(candidates), candidates)
+    def match(
+        self, targets: Targets, candidates: Tensor, valid: Tensor | None = None
+    ) -> box.Matches:
+        """Candidates of each image against its objects and the places to be ignored.
+
+        Args:
+            candidates: (B, N, 4), or (N, 4) that all images share.
+            valid: (B, N) mask of those that count; the others are ignored.
+        """
+        images = len(targets.labels)
+        pairs = candidates.shape[-2] * max(targets.labels.shape[1], targets.ignored.shape[1])
+        step = max(1, _MOST_PAIRS // max(1, pairs))
+        parts = []
+        for start in range(0, images, step):
+            some = slice(start, start + step)
+            own = candidates if candidates.dim() == 2 else candidates[some]
+            parts.append(self._match(targets[some], own))
+        label = torch.cat([part.label for part in parts])
+        if valid is not None:
+            label = label.masked_fill(~valid, box.IGNORED)
+        return box.Matches(torch.cat([part.index for part in parts]), label)
+
+    def _match(self, targets: Targets, candidates: Tensor) -> box.Matches:
+        # Places without an object hold empty boxes, which overlap and cover nothing.
+        overlap = box.iou(targets.objects.boxes, candidates)
         found = box.match(overlap, self.low, self.high, rescue=self.rescue)
-        if target.ignored is None or not len(target.ignored):
+        if not targets.ignored.shape[1]:
             return found
-        spared = box.covered(candidates, target.ignored.to(candidates)) >= self.ignore
+        spared = box.covered(candidates, targets.ignored) >= self.ignore
         spared &= found.label != box.FOREGROUND
         return box.Matches(found.index, found.label.masked_fill(spared, box.IGNORED))
 
     def draw(self, label: Tensor) -> tuple[Tensor, Tensor]:
-        """Indices of a random choice among the foreground, and among the background."""
-        foreground = (label == box.FOREGROUND).nonzero()[:, 0]
-        background = (label == box.BACKGROUND).nonzero()[:, 0]
-        positives = min(len(foreground), int(self.count * self.positive))
-        negatives = min(len(background), self.count - positives)
-        return _some(foreground, positives), _some(background, negatives)
+        """A random choice among the foreground, filled up from the background.
+
+        Args:
+            label: (B, N).
+
+        Returns:
+            Indices (B, `count` or N), the foreground first, and a mask of those that are drawn:
+            where there are too few candidates, the last indices mean nothing.
+        """
+        keys = torch.rand(label.shape, device=label.device)
+        slots = min(self.count, label.shape[1])
+        most = min(int(self.count * self.positive), slots)
+        none = keys.new_full((), -1.0)
+        first, foreground = torch.where(label == box.FOREGROUND, keys, none).topk(most)
+        second, background = torch.where(label == box.BACKGROUND, keys, none).topk(slots)
+        positives = (first >= 0).sum(dim=1, keepdim=True)
+        slot = torch.arange(slots, device=label.device)
+        taken = torch.where(slot < positives, slot, slot - positives + most)
+        index = torch.cat([foreground, background], dim=1).gather(1, taken)
+        return index, torch.cat([first, second], dim=1).gather(1, taken) >= 0
 
 
 RPN_SAMPLING = Sampling(256, 0.5, 0.3, 0.7, rescue=True)
 
 
-def _some(index: Tensor, count: int) -> Tensor:
-    return index[torch.randperm(len(index), device=index.device)[:count]]
-
-
 def rpn_losses(
-    found: Predictions, targets: Sequence[Target], sampling: Sampling = RPN_SAMPLING
+    found: Predictions, targets: Targets, sampling: Sampling = RPN_SAMPLING
 ) -> dict[str, Tensor]:
     """Objectness by cross entropy, boxes by L1, both over all sampled anchors."""
     anchors, coder = torch.cat(found.anchors), box.BoxCoder()
     logits, codes = torch.cat(found.logits, dim=1), torch.cat(found.codes, dim=1)
-    objectness, distance = logits.sum() * 0, codes.sum() * 0
-    for image, target in enumerate(targets):
-        with torch.no_grad():
-            matches = sampling.match(target, anchors)
-            foreground, background = sampling.draw(matches.label)
-        chosen = torch.cat([foreground, background])
-        truth = (torch.arange(len(chosen), device=chosen.device) < len(foreground)).float()
-        objectness = objectness + F.binary_cross_entropy_with_logits(
-            logits[image, chosen], truth, reduction="sum"
-        )
-        if len(foreground):
-            goal = coder.encode(anchors[foreground], target.boxes[matches.index[foreground]])
-            distance = distance + (codes[image, foreground] - goal).abs().sum()
-    share = 1.0 / (sampling.count * max(len(targets), 1))
-    return {"rpn_objectness": objectness * share, "rpn_box": distance * share}
+    with torch.no_grad():
+        matches = sampling.match(targets, anchors)
+        chosen, drawn = sampling.draw(matches.label)
+        foreground = drawn & (matches.label.gather(1, chosen) == box.FOREGROUND)
+        goals = box.rows(targets.objects.boxes, matches.index.gather(1, chosen))
+        goals = coder.encode(anchors[chosen], goals)
+    objectness = F.binary_cross_entropy_with_logits(
+        logits.gather(1, chosen).masked_fill(~drawn, 0),
+        foreground.float(),
+        drawn.float(),
+        reduction="sum",
+    )
+    distance = _distance(box.rows(codes, chosen), goals, foreground)
+    share = 1.0 / (sampling.count * max(len(logits), 1))
+    return {"rpn_objectness": objectness * share, "rpn_box": distance.sum() * share}
+
+
+def _distance(codes: Tensor, goals: Tensor, mask: Tensor) -> Tensor:
+    """L1 distance of codes (..., 4) where the mask (...) holds; elsewhere 0, with gradients 0."""
+    outside = ~mask[..., None]
+    return (codes.masked_fill(outside, 0) - goals.masked_fill(outside, 0)).abs()
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Candidates of one image with their training targets.
+    """Candidates of B images with their training targets.
 
     Attributes:
-        boxes: (n, 4).
-        labels: (n,) class; the number of classes is background.
-        goals: (n, 4) boxes of their objects; undefined for background.
+        boxes: (B, n, 4).
+        valid: (B, n) mask of the places with a candidate; the others have no loss.
+        labels: (B, n) class; the number of classes is background.
+        goals: (B, n, 4) boxes of their objects; undefined for background.
     """
 
     boxes: Tensor
+    valid: Tensor
     labels: Tensor
     goals: Tensor
 
 
 @torch.no_grad()
 def label_candidates(
-    candidates: Tensor, target: Target, sampling: Sampling, classes: int, *, choose: bool = True
+    candidates: box.Padded,
+    targets: Targets,
+    sampling: Sampling,
+    classes: int,
+    *,
+    choose: bool = True,
 ) -> Sampled:
-    """Match candidates to an image's objects and leave out those to be ignored.
+    """Match candidates to the objects of their images and leave out those to be ignored.
 
     Args:
         choose: also sample them, with the objects themselves among them.
     """
+    boxes, valid, objects = candidates.boxes, candidates.valid, targets.objects
     if choose:
-        candidates = torch.cat([candidates, target.boxes.to(candidates)])
-    matches = sampling.match(target, candidates)
+        boxes = torch.cat([boxes, objects.boxes], dim=1)
+        valid = torch.cat([valid, objects.valid], dim=1)
+    matches = sampling.match(targets, boxes, valid)
+    index, label, valid = matches.index, matches.label, matches.label != box.IGNORED
     if choose:
-        chosen = torch.cat(sampling.draw(matches.label))
-    else:
-        chosen = (matches.label != box.IGNORED).nonzero()[:, 0]
-    candidates = candidates[chosen]
-    matches = box.Matches(matches.index[chosen], matches.label[chosen])
-    if not len(target.boxes):
-        return Sampled(candidates, torch.full_like(matches.index, classes), candidates)
-    labels = target.labels[matches.index].clone()
-    labels[matches.label != box.FOREGROUND] = classes
-    return Sampled(candidates, labels, target.boxes[matches.index].to(candidates))
+        chosen, valid = sampling.draw(label)
+        boxes = box.rows(boxes, chosen)
+        index, label = index.gather(1, chosen), label.gather(1, chosen)
+    labels = targets.labels.gather(1, index).masked_fill(label != box.FOREGROUND, classes)
+    taken = box.Padded.where(valid, boxes)
+    return Sampled(taken.boxes, valid, labels, box.rows(objects.boxes, index))
 
 
 def box_losses(
     logits: Tensor,
     codes: Tensor,
-    sampled: Sequence[Sampled],
+    sampled: Sampled,
     coder: box.BoxCoder,
     *,
     loss: BoxLoss = "l1",
 ) -> dict[str, Tensor]:
     """Class by cross entropy; boxes of foreground candidates by L1 on codes, or by GIoU.
 
+    Both are means over all candidates.
+
     Args:
-        logits: (n, classes + 1), background last.
-        codes: (n, classes or 1, 4).
+        logits: (B * n, classes + 1), background last.
+        codes: (B * n, classes or 1, 4).
     """
-    labels = torch.cat([part.labels for part in sampled])
-    boxes, goals = (torch.cat([getattr(p, name) for p in sampled]) for name in ("boxes", "goals"))
-    if not len(labels):
-        return {"class": logits.sum() * 0, "box": codes.sum() * 0}
-    foreground = (labels < logits.shape[1] - 1).nonzero()[:, 0]
-    column = labels[foreground] if codes.shape[1] > 1 else torch.zeros_like(foreground)
-    chosen, reference, goal = codes[foreground, column], boxes[foreground], goals[foreground]
+    labels, valid = sampled.labels.flatten(), sampled.valid.flatten()
+    boxes, goals = sampled.boxes.flatten(0, 1), sampled.goals.flatten(0, 1)
+    foreground = valid & (labels < logits.shape[1] - 1)
+    column = labels.clamp(max=codes.shape[1] - 1)[:, None]
+    chosen = box.rows(codes, column)[:, 0]
     if loss == "giou":
-        distance = box.giou_loss(coder.decode(reference, chosen), goal)
+        chosen = chosen.masked_fill(~foreground[:, None], 0)
+        distance = box.giou_loss(coder.decode(boxes, chosen), goals).masked_fill(~foreground, 0)
     else:
-        distance = (chosen - coder.encode(reference, goal)).abs()
-    return {
-        "class": F.cross_entropy(logits, labels),
-        "box": distance.sum() / len(labels) + codes.sum() * 0,
-    }
+        distance = _distance(chosen, coder.encode(boxes, goals), foreground)
+    entropy = F.cross_entropy(
+        logits, labels.masked_fill(~valid, _NO_CLASS), ignore_index=_NO_CLASS, reduction="sum"
+    )
+    count = valid.sum().clamp_min(1)
+    return {"class": entropy / count, "box": distance.sum() / count}

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from eventful.errors import ConfigError, FrameError
 from eventful.models.blocks import Resize
 from eventful.models.vitdet.backbone import BackboneConfig, ViTDetBackbone
-from eventful.models.vitdet.frames import Detections, Placement, Target, prepare
+from eventful.models.vitdet.frames import Detections, Placement, Target, Targets, prepare
 from eventful.models.vitdet.heads import CASCADE_IOU, HeadConfig, RegionHeads
 from eventful.models.vitdet.losses import rpn_losses
 from eventful.models.vitdet.pyramid import SimpleFeaturePyramid
@@ -72,9 +73,7 @@ class ViTDet(nn.Module):
         self.config = config
         self.backbone = ViTDetBackbone(config.backbone)
         self.pyramid = SimpleFeaturePyramid(config.backbone.dim, config.channels)
-        self.rpn = RPN(
-            config.channels, keep_before=config.candidates, keep_after=config.proposals
-        )
+        self.rpn = RPN(config.channels, keep_before=config.candidates, keep_after=config.proposals)
         self.heads = RegionHeads(config.channels, config.heads)
 
     def prepare(self, frame: Tensor) -> tuple[Tensor, Placement]:
@@ -140,10 +139,11 @@ class ViTDet(nn.Module):
     def _map_losses(
         self, maps: list[Tensor], targets: Sequence[Target], sizes: list[tuple[int, int]]
     ) -> dict[str, Tensor]:
-        targets = [target.usable() for target in targets]
-        found = self.rpn(maps)
-        proposals = self.rpn.propose(found, sizes)
-        return rpn_losses(found, targets) | self.heads.losses(maps, proposals, targets, sizes)
+        found, device = self.rpn(maps), maps[0].device
+        padded = Targets.of(targets, device)
+        each = torch.tensor(sizes, dtype=torch.float32).to(device, non_blocking=True)
+        proposals = self.rpn.propose_padded(found, each)
+        return rpn_losses(found, padded) | self.heads.losses(maps, proposals, padded, each)
 
 
 def _sizes(pixels: Tensor, placements: Sequence[Placement] | None) -> list[tuple[int, int]]:

@@ -12,6 +12,8 @@ from eventful.models.vitdet.boxes import iou, pyramid_level
 from eventful.surgery.adapters.torchvision_ops import compiled_ops
 
 _AT_ONCE = 1024  # boxes whose groups share one IoU matrix; beyond, each group has its own
+_MOST_PAIRS = 1 << 25  # IoUs computed at once for several images
+_MOST_BYTES = 1 << 30  # of the matrices of several images that are kept until NMS has settled
 
 
 def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
@@ -64,6 +66,50 @@ def grouped_nms(boxes: Tensor, scores: Tensor, groups: Tensor, threshold: float)
         kept[members[nms_torch(boxes[members], scores[members], threshold)]] = True
     index = kept.nonzero()[:, 0]
     return index[scores[index].argsort(descending=True, stable=True)]
+
+
+def nms_padded(boxes: Tensor, valid: Tensor, counts: Sequence[int], threshold: float) -> Tensor:
+    """Mask (B, N) of what `nms` keeps in each group of each image; all settle together.
+
+    The host waits once a round, not once an image and group.
+
+    Args:
+        boxes: (B, N, 4); group after group, the best of each group first.
+        valid: (B, N) mask of the boxes that count.
+        counts: boxes of each group.
+    """
+    dtype = torch.bfloat16 if boxes.is_cuda else torch.float32
+    pairs = max(1, sum(count * count for count in counts))
+    images = max(1, _MOST_BYTES // (pairs * dtype.itemsize))
+    parts = zip(boxes.split(images), valid.split(images), strict=True)
+    with torch.autocast(boxes.device.type, enabled=False):
+        return torch.cat([_settle(*part, counts, threshold, dtype) for part in parts])
+
+
+def _settle(
+    boxes: Tensor, valid: Tensor, counts: Sequence[int], threshold: float, dtype: torch.dtype
+) -> Tensor:
+    """`nms_padded` of a few images. Sums of ones are above 0 in any precision, as is needed."""
+    groups = boxes.split(list(counts), dim=1)
+    suppresses = [_suppresses(group, threshold, dtype) for group in groups]
+    stays = valid
+    while True:
+        parts = stays.to(dtype)[:, None].split(list(counts), dim=2)
+        hits = [torch.bmm(*both) for both in zip(parts, suppresses, strict=True)]
+        settled = (torch.cat(hits, dim=2)[:, 0] == 0) & valid
+        if torch.equal(settled, stays):
+            return settled
+        stays = settled
+
+
+def _suppresses(boxes: Tensor, threshold: float, dtype: torch.dtype) -> Tensor:
+    """(B, M, M): 1 where the first box is better than the second and overlaps it too much."""
+    images, count = boxes.shape[:2]
+    found = boxes.new_empty((images, count, count), dtype=dtype)
+    step = max(1, _MOST_PAIRS // max(1, count * count))
+    for some, part in zip(boxes.split(step), found.split(step), strict=True):
+        part.copy_((iou(some, some) > threshold).triu(1))
+    return found
 
 
 def _moved_apart(boxes: Tensor, groups: Tensor) -> Tensor:
@@ -167,7 +213,8 @@ def pool_regions(
     every = torch.cat(list(boxes))
     images = torch.repeat_interleave(
         torch.arange(len(boxes), device=every.device),
-        torch.tensor([len(part) for part in boxes], device=every.device),
+        torch.tensor([len(part) for part in boxes]).to(every.device, non_blocking=True),
+        output_size=len(every),
     )
     level = pyramid_level(every, first_level, first_level + len(maps) - 1)
     pooled = maps[0].new_zeros(len(every), maps[0].shape[1], output, output)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eventful.models.vitdet import boxes as box
-from eventful.models.vitdet.regions import grouped_nms
+from eventful.models.vitdet.regions import grouped_nms, nms_padded
 
 ANCHOR_SIZES = (32, 64, 128, 256, 512)
 ANCHOR_RATIOS = (0.5, 1.0, 2.0)
@@ -66,7 +66,8 @@ class RPN(nn.Module):
         found = Predictions([], [], [])
         for features, size, stride in zip(maps, ANCHOR_SIZES, STRIDES, strict=True):
             grid = (features.shape[2], features.shape[3])
-            cells = box.cell_anchors(size, ANCHOR_RATIOS).to(features.device)
+            cells = box.cell_anchors(size, ANCHOR_RATIOS)
+            cells = cells.to(features.device, non_blocking=True)
             x = features
             for conv in self.convs:
                 x = F.relu(conv(x))
@@ -85,15 +86,38 @@ class RPN(nn.Module):
             for image, size in enumerate(sizes)
         ]
 
+    @torch.no_grad()
+    def propose_padded(self, found: Predictions, sizes: Tensor) -> box.Padded:
+        """`propose` for all images at once: the same boxes, the best first, for training.
+
+        Args:
+            sizes: (B, 2), height and width of each image.
+        """
+        boxes, scores, _ = self._best(found)
+        valid = boxes.isfinite().all(dim=2) & scores.isfinite()
+        boxes = box.clip_each(boxes, sizes)
+        valid &= box.nonempty(boxes)
+        before, after = self._counts()
+        counts = [min(before, logits.shape[1]) for logits in found.logits]
+        kept = nms_padded(boxes, valid, counts, self.nms_threshold)
+        order = scores.masked_fill(~kept, -torch.inf).argsort(dim=1, descending=True, stable=True)
+        order = order[:, :after]
+        return box.Padded.where(kept.gather(1, order), box.rows(boxes, order))
+
+    def _counts(self) -> tuple[int, int]:
+        """Proposals of a level that enter NMS, and those of an image that leave it."""
+        use = 0 if self.training else 1
+        return self.keep_before[use], self.keep_after[use]
+
     def _best(self, found: Predictions) -> tuple[Tensor, Tensor, Tensor]:
         """The best of each level: boxes (B, n, 4), logits (B, n) and levels (n,)."""
-        count = self.keep_before[0 if self.training else 1]
+        count = self._counts()[0]
         boxes, scores, levels = [], [], []
         for level, (anchors, logits, codes) in enumerate(
             zip(found.anchors, found.logits, found.codes, strict=True)
         ):
             top, index = logits.topk(min(count, logits.shape[1]), dim=1)
-            chosen = codes.gather(1, index[:, :, None].expand(-1, -1, 4))
+            chosen = box.rows(codes, index)
             decoded = self.coder.decode(anchors[index].flatten(0, 1), chosen.flatten(0, 1))
             boxes.append(decoded.unflatten(0, index.shape))
             scores.append(top)
@@ -108,4 +132,4 @@ class RPN(nn.Module):
         fine &= box.nonempty(boxes)
         boxes, scores, levels = boxes[fine], scores[fine], levels[fine]
         kept = grouped_nms(boxes, scores, levels, self.nms_threshold)
-        return boxes[kept[: self.keep_after[0 if self.training else 1]]]
+        return boxes[kept[: self._counts()[1]]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import warnings
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from eventful import files
 from eventful.errors import CheckpointError
 
 _NAME = re.compile(r"step_(\d{8})\.pt")
+_PART = re.compile(r"(step_\d{8}\.pt)\.(\d+)of(\d+)")
 
 
 @dataclass(frozen=True)
@@ -51,38 +53,74 @@ class Checkpoint:
     about: dict[str, Any]
 
 
-def save(checkpoint: Checkpoint, folder: Path, *, keep: int, lasting: bool) -> Path:
+def save(
+    checkpoint: Checkpoint, folder: Path, *, keep: int, lasting: bool, shard: int | None = None
+) -> Path:
     """Write a checkpoint, whole or not at all, and remove old ones.
 
     Args:
         keep: number of checkpoints that are not lasting to keep.
         lasting: never remove it, e.g. the end of an epoch.
+        shard: most bytes of a file; a larger checkpoint becomes several, `step_*.pt.1of3`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{checkpoint.position.step:08d}.pt"
     content = {**vars(checkpoint), "position": asdict(checkpoint.position)}
     for left in folder.glob(f"*{files.PARTIAL}"):  # of a process that was killed while writing
         left.unlink()
-    with files.replacing(path, durable=True) as partial:
-        torch.save(content, partial)
+    if shard is None:
+        with files.replacing(path, durable=True) as partial:
+            torch.save(content, partial)
+    else:
+        whole = io.BytesIO()
+        torch.save(content, whole)
+        _write_parts(whole.getbuffer(), path, shard)
     marker = path.with_suffix(".lasting")
     if lasting:
         marker.touch()
     passing = [p for p in found(folder) if not p.with_suffix(".lasting").exists()]
     for old in passing[: max(0, len(passing) - keep)]:
-        old.unlink()
+        for file in [old, *_parts(old)]:
+            file.unlink(missing_ok=True)
     return path
 
 
+def _write_parts(content: memoryview, path: Path, size: int) -> None:
+    count = max(1, -(-len(content) // size))
+    for number in range(count):
+        part = path.with_name(f"{path.name}.{number + 1}of{count}")
+        with files.replacing(part, durable=True) as partial:
+            partial.write_bytes(content[number * size : (number + 1) * size])
+
+
+def _parts(path: Path) -> list[Path]:
+    """The files of a checkpoint in several, in order; none if some are missing."""
+    numbered = {}
+    for part in path.parent.glob(f"{path.name}.*of*"):
+        found_in = _PART.fullmatch(part.name)
+        if found_in is not None:
+            numbered[int(found_in[2])] = (int(found_in[3]), part)
+    count = {of for of, _ in numbered.values()}
+    if len(count) != 1 or len(numbered) != count.pop():
+        return []
+    return [numbered[number][1] for number in sorted(numbered)]
+
+
 def found(folder: Path) -> list[Path]:
-    """The checkpoints of a run, the newest last."""
-    return sorted(path for path in folder.glob("step_*.pt") if _NAME.fullmatch(path.name))
+    """The checkpoints of a run, the newest last; of one in several files, what it would be."""
+    whole = {path for path in folder.glob("step_*.pt") if _NAME.fullmatch(path.name)}
+    named = (_PART.fullmatch(path.name) for path in folder.glob("step_*.pt.*of*"))
+    parted = {folder / match[1] for match in named if match is not None}
+    return sorted(whole | {path for path in parted if _parts(path)})
 
 
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint onto the CPU; no code in the file is run."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        source: Any = path
+        if not path.exists():
+            source = io.BytesIO(b"".join(part.read_bytes() for part in _parts(path)))
+        content = torch.load(source, map_location="cpu", weights_only=True)
         return Checkpoint(**{**content, "position": Position(**content["position"])})
     except Exception as error:  # a damaged file can fail in any way
         reason = str(error).partition("\n")[0]
@@ -107,7 +145,10 @@ def newest(folder: Path) -> tuple[Path, Checkpoint] | None:
             damaged.append((path, error))
             continue
         for broken, why in damaged:
-            broken.replace(broken.with_suffix(".damaged"))
+            for part in _parts(broken):
+                part.replace(part.with_name(f"{part.name}.damaged"))
+            if broken.exists():
+                broken.replace(broken.with_suffix(".damaged"))
             broken.with_suffix(".lasting").unlink(missing_ok=True)
             warnings.warn(f"{why} Going on from {path.name}, the one before.", stacklevel=2)
         return path, saved

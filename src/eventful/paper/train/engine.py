@@ -47,6 +47,7 @@ class LoopOptions:
         workers: processes that prepare samples.
         stop_after: stop after this step as if killed, for tests; None to train to the end.
         seconds: write a checkpoint and stop after so long; None to train to the end.
+        shard: most bytes of a file of a checkpoint; None for one file.
     """
 
     save_every: int | None = None
@@ -55,6 +56,7 @@ class LoopOptions:
     workers: int = 0
     stop_after: int | None = None
     seconds: float | None = None
+    shard: int | None = None
 
 
 class Trainer:
@@ -242,8 +244,9 @@ class Trainer:
                 self.about,
             )
             checkpoints.save(
-                content, self.folder / "checkpoints", keep=self.options.keep, lasting=lasting
-            )
+                content, self.folder / "checkpoints", keep=self.options.keep, lasting=lasting,
+                shard=self.options.shard,
+            )  # fmt: skip
         self.processes.wait()
 
     def _resume(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from eventful.errors import ConfigError
 from eventful.models.vitdet import BackboneConfig, Detections, HeadConfig, ViTDet, ViTDetConfig
 from eventful.models.vivit import ViViT, ViViTConfig
 from eventful.paper.data import Box
-from eventful.paper.evaluate.metrics import fgfa_map50
+from eventful.paper.evaluate.metrics import DetectionScore, fgfa_map50
 from eventful.paper.train.engine import LoopOptions, StepProgress, Trainer
 from eventful.paper.train.export import save_model
 from eventful.paper.train.processes import Processes
@@ -25,6 +24,7 @@ from eventful.paper.train.world import (
     SceneSeeds,
     StreetObjective,
     as_inputs,
+    clips_of,
     collate,
     motion_clips,
     normalised,
@@ -32,6 +32,7 @@ from eventful.paper.train.world import (
 )
 from eventful.video.world import ACTIONS, CLASSES, Boxes, boxes_of
 
+CLASSES_OF = {"detector": CLASSES, "actions": ACTIONS}
 VALIDATION = range(900_000, 900_384)  # seeds of scenes that a run is scored on
 
 
@@ -53,9 +54,7 @@ def detector() -> ViTDet:
 def actions() -> ViViT:
     """A factorised ViViT of 4 million parameters for clips of 32 frames of 160 px."""
     return ViViT(
-        ViViTConfig(
-            len(ACTIONS), 160, dim=192, depth=6, temporal_depth=3, heads=3, dropout=0.1
-        )
+        ViViTConfig(len(ACTIONS), 160, dim=192, depth=6, temporal_depth=3, heads=3, dropout=0.1)
     )
 
 
@@ -83,19 +82,20 @@ def _with_boxes(objective: nn.Module) -> None:
     objective.boxes = True
 
 
-_COMMON = {"epochs": 1, "cosine": True, "clip": 1.0, "precision": "bfloat16"}
+def _recipe(batch: int, lr: float) -> Recipe:
+    return Recipe(
+        epochs=1, batch=batch, lr=lr, weight_decay=0.05, warmup=200, cosine=True, clip=1.0,
+        precision="bfloat16",
+    )  # fmt: skip
+
+
 PHASES: dict[str, tuple[Phase, ...]] = {
     "detector": (
-        Phase("tokens", 2600, Recipe(batch=64, lr=1e-3, weight_decay=0.05, warmup=200, **_COMMON)),
-        Phase(
-            "boxes", 1800, Recipe(batch=32, lr=6e-4, weight_decay=0.05, warmup=200, **_COMMON),
-            _with_boxes,
-        ),
+        Phase("tokens", 1314, _recipe(64, 1e-3)),
+        Phase("boxes", 1800, _recipe(32, 6e-4), _with_boxes),
     ),
-    "actions": (
-        Phase("clips", 2600, Recipe(batch=32, lr=8e-4, weight_decay=0.05, warmup=200, **_COMMON)),
-    ),
-}  # fmt: skip
+    "actions": (Phase("clips", 2600, _recipe(32, 8e-4)),),
+}
 
 
 def train_shipped(
@@ -134,7 +134,9 @@ def train_shipped(
             return None
         first += len(scenes)
     if processes.first:
-        save_model(model, folder / "model.safetensors")
+        save_model(model, folder / "model.safetensors", classes=CLASSES_OF[name])
+        half = torch.float16  # as it comes with the package
+        save_model(model, folder / f"{name}.safetensors", classes=CLASSES_OF[name], dtype=half)
     return model.eval()
 
 
@@ -146,15 +148,23 @@ def _named(
 
 def boxes_in(found: Boxes, index: int) -> tuple[Box, ...]:
     """The annotations of one frame of the world."""
-    return tuple(
-        Box(*found.boxes[index, row].tolist(), int(found.labels[index, row]),
-            int(found.tracks[index, row]), bool(found.ignore[index, row]))
-        for row in found.seen[index].nonzero()[:, 0].tolist()
-    )  # fmt: skip
+    made = []
+    for row in found.seen[index].nonzero()[:, 0].tolist():
+        x1, y1, x2, y2 = found.boxes[index, row].tolist()
+        label, track = int(found.labels[index, row]), int(found.tracks[index, row])
+        made.append(Box(x1, y1, x2, y2, label, track, bool(found.ignore[index, row])))
+    return tuple(made)
+
+
+def scored(model: ViTDet | ViViT, seeds: Sequence[int] = VALIDATION) -> dict[str, float]:
+    """The dense model's mAP50 or top-1 on scenes that it was not trained on."""
+    if isinstance(model, ViTDet):
+        return {"map50": score_detector(model, seeds).value, "frames": len(seeds)}
+    return {"top1": float(score_actions(model, seeds).float().mean()), "clips": len(seeds)}
 
 
 @torch.no_grad()
-def score_detector(model: ViTDet, seeds: Sequence[int] = VALIDATION) -> dict[str, Any]:
+def score_detector(model: ViTDet, seeds: Sequence[int] = VALIDATION) -> DetectionScore:
     """mAP50 of the dense model on one frame of each of some scenes."""
     found: list[Detections] = []
     truth: list[tuple[Box, ...]] = []
@@ -167,18 +177,17 @@ def score_detector(model: ViTDet, seeds: Sequence[int] = VALIDATION) -> dict[str
         boxes = boxes_of(shot)
         boxes = Boxes(**{key: value.cpu() for key, value in vars(boxes).items()})
         truth += [boxes_in(boxes, index) for index in range(len(some))]
-    score = fgfa_map50(found, truth, CLASSES)
-    return {"map50": score.value, "frames": len(found), "score": score}
+    return fgfa_map50(found, truth, CLASSES)
 
 
 @torch.no_grad()
-def score_actions(model: ViViT, seeds: Sequence[int] = VALIDATION) -> dict[str, Any]:
-    """Top-1 of the dense model on one clip of each of some scenes."""
+def score_actions(model: ViViT, seeds: Sequence[int] = VALIDATION) -> Tensor:
+    """Whether the dense model is right (n,) about one clip of each of some scenes."""
     right: list[Tensor] = []
     config, device = model.config, next(model.parameters()).device
     for first in range(0, len(seeds), 16):
         some = torch.tensor(seeds[first : first + 16], dtype=torch.int32, device=device)
-        clips, labels = motion_clips(some, config.frames, config.size, False)
-        right.append(model.eval()(normalised(clips)).argmax(dim=1) == labels)
-    every = torch.cat(right)
-    return {"top1": float(every.float().mean()), "clips": len(every), "right": every.cpu()}
+        shot, labels = motion_clips(some, config.frames, config.size, False)
+        clips = normalised(clips_of(shot, len(labels)))
+        right.append(model.eval()(clips).argmax(dim=1) == labels)
+    return torch.cat(right).cpu()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eventful import files
-from eventful.config import Config
+from eventful.config import Accumulate, Config
 from eventful.errors import CheckpointError, ConfigError
 from eventful.models.loading import load_model
 from eventful.models.vivit import ViViT
@@ -23,7 +23,6 @@ from eventful.paper.train.engine import LoopOptions, StepProgress, Trainer
 from eventful.paper.train.export import save_model
 from eventful.paper.train.processes import Processes
 from eventful.paper.train.recipes import EPIC, Recipe
-from eventful.paper.train.samples import chance
 from eventful.paper.train.vectors import Cached, VectorCache, vector_folder, weights_digest
 from eventful.policies import TopR
 
@@ -40,8 +39,12 @@ class TemporalPlan:
         cache: folder for the vectors of the spatial model.
         r: tokens updated per step; None keeps the spatial model dense.
         preset: the update rule.
-        train_views: views of a training video, of which every epoch draws one.
+        accumulate: precision of A·v where the rule updates it by deltas; half, as in the authors'
+            configs.
+        train_views: views of a training video. A step takes all of them, and averages their logits.
         val_views: views of a validation video, averaged.
+        double_softmax: take the softmax of the averaged logits ahead of the cross entropy, which
+            takes a softmax itself. The authors' code does this; it flattens the loss.
         budgets: shares of `r` to score at when trained.
     """
 
@@ -49,10 +52,12 @@ class TemporalPlan:
     cache: Path
     r: int | None
     preset: str = "paper"
+    accumulate: Accumulate = "half"
     train_split: str = "train"
     val_split: str = "validation"
     train_views: ViewPlan = EPIC_VIEWS
     val_views: ViewPlan = EPIC_VIEWS
+    double_softmax: bool = False
     budgets: tuple[float, ...] = BUDGETS
     cache_dtype: torch.dtype = torch.float32
 
@@ -60,7 +65,9 @@ class TemporalPlan:
         """The update rule at a share of r."""
         if self.r is None:
             return None
-        return Config.preset(self.preset, TopR(self.budget(share)))
+        made = Config.preset(self.preset, TopR(self.budget(share)))
+        by_deltas = made.attention in ("delta", "delta-av")
+        return replace(made, accumulate=self.accumulate) if by_deltas else made
 
     def budget(self, share: float) -> int:
         """A share of r in whole tokens."""
@@ -72,36 +79,42 @@ class TemporalPlan:
 class TemporalObjective(nn.Module):
     """The trained part of ViViT; its forward pass returns the loss."""
 
-    def __init__(self, model: ViViT, dropout: float) -> None:
+    def __init__(self, model: ViViT, dropout: float, *, double_softmax: bool = False) -> None:
         super().__init__()
         self.temporal, self.classifier = model.temporal, model.classifier
-        self.dropout = nn.Dropout(dropout)
+        self.dropout, self.double_softmax = nn.Dropout(dropout), double_softmax
 
     def logits(self, vectors: Tensor) -> Tensor:
-        """(B, steps, D) to (B, classes)."""
-        out: Tensor = self.classifier(self.dropout(self.temporal(vectors)))
-        return out
+        """(..., V, steps, D) to (..., V, classes), in float32."""
+        views = vectors.flatten(0, -3)
+        out: Tensor = self.classifier(self.dropout(self.temporal(views)))
+        return out.float().unflatten(0, vectors.shape[:-2])
 
     def forward(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-        """Cross entropy of vectors (B, steps, D) with labels (B,)."""
+        """Cross entropy of the mean logits over the views.
+
+        Args:
+            batch: vectors (B, V, steps, D) and labels (B,).
+        """
         vectors, labels = batch
-        return {"class": F.cross_entropy(self.logits(vectors).float(), labels)}
+        scores = self.logits(vectors).mean(dim=1)
+        if self.double_softmax:
+            scores = scores.softmax(dim=-1)
+        return {"class": F.cross_entropy(scores, labels)}
 
 
 class VectorExamples:
-    """Cached videos; every epoch draws one view of each."""
+    """Cached videos, each with all its views."""
 
-    def __init__(self, cached: Sequence[Cached], views: int, seed: int) -> None:
-        self.cached, self.views, self.seed, self.epoch = cached, views, seed, 0
+    def __init__(self, cached: Sequence[Cached], views: int) -> None:
+        self.cached, self.views, self.epoch = cached, views, 0
 
     def __len__(self) -> int:
         return len(self.cached)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        draw = chance(self.seed, self.epoch, index)
-        number = int(torch.randint(self.views, (), generator=draw))
         video = self.cached[index]
-        return video.view(number), video.label
+        return video.views(self.views), video.label
 
 
 def collate(examples: Sequence[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
@@ -185,7 +198,7 @@ class TemporalTuning:
         videos = open_dataset(self.plan.data, split, on_problem=on_problem)
         if videos.task != "action":
             raise ConfigError(f"{self.plan.data} is {videos.format}, which has no action labels.")
-        if len(videos.classes) > self.model.config.classes:
+        if len(videos.classes) != self.model.config.classes:
             raise ConfigError(
                 f"{videos.format} has {len(videos.classes)} classes, the model "
                 f"{self.model.config.classes}: give the weights of this dataset."
@@ -218,12 +231,14 @@ class TemporalTuning:
         plan, processes = self.plan, self.processes
         train = self.vectors(self.train_videos, plan.train_views)
         val = self.vectors(self.val_videos, plan.val_views)
-        objective = TemporalObjective(self.model, recipe.dropout).to(processes.device)
+        objective = TemporalObjective(
+            self.model, recipe.dropout, double_softmax=plan.double_softmax
+        ).to(processes.device)
         shares = plan.budgets if plan.r is not None else (1.0,)
         scores = [self._scored(objective, 1.0, "before", val)]
         trainer = Trainer(
             objective,
-            VectorExamples(train, len(plan.train_views), recipe.seed),
+            VectorExamples(train, len(plan.train_views)),
             recipe,
             folder,
             processes,
@@ -233,6 +248,7 @@ class TemporalTuning:
                 "rule": None if plan.r is None else plan.config().to_dict(),  # type: ignore[union-attr]
                 "videos": [len(train), len(val)],
                 "views": [len(plan.train_views), len(plan.val_views)],
+                "loss": _loss(plan),
             },
             validate=lambda: _shares(score_vectors(objective, val, len(plan.val_views), processes)),
             options=options,
@@ -255,6 +271,12 @@ class TemporalTuning:
         score = score_vectors(objective, cached, len(views), self.processes)
         r = None if self.plan.r is None else self.plan.budget(share)
         return {"tuning": when, "share": share, "r": r, **_shares(score), "videos": score.videos}
+
+
+def _loss(plan: TemporalPlan) -> str:
+    """How the loss follows from the views, for the settings of a run."""
+    softmax = "softmax of the " if plan.double_softmax else ""
+    return f"cross entropy of the {softmax}mean logits of all views"
 
 
 def _shares(score: RecognitionScore) -> dict[str, float]:

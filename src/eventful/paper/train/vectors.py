@@ -48,17 +48,13 @@ class Cached:
     name: str
     label: int
 
-    def view(self, number: int) -> Tensor:
-        """Vectors (steps, D) of one view; the others are not read."""
+    def views(self, count: int) -> Tensor:
+        """Vectors (V, steps, D) of all views."""
         from safetensors import safe_open
 
         with safe_open(str(self.path), framework="pt") as file:
-            vectors: Tensor = file.get_tensor(_view(number))
-        return vectors.float()
-
-    def views(self, count: int) -> Tensor:
-        """Vectors (V, steps, D) of all views."""
-        return torch.stack([self.view(number) for number in range(count)])
+            views = [file.get_tensor(_view(number)) for number in range(count)]
+        return torch.stack(views).float()
 
 
 class VectorCache:

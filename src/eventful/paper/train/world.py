@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from eventful.models.vitdet import Placement, Target, ViTDet
 from eventful.models.vitdet.frames import PIXEL_MEAN, PIXEL_STD
-from eventful.models.vivit import ViViT, views
+from eventful.models.vivit import ViViT, steps, views
 from eventful.video.world import ACTIONS, CLASSES, Shot, boxes_of, render
 from eventful.video.world.actions import SECONDS, cast_for
 from eventful.video.world.chance import choice, uniform
@@ -139,14 +139,10 @@ def as_inputs(shot: Shot, side: int) -> tuple[Tensor, list[Target], list[Placeme
     mean, std = (shot.pixels.new_tensor(v).view(1, 3, 1, 1) for v in (PIXEL_MEAN, PIXEL_STD))
     pixels = F.pad((shot.pixels * 255 - mean) / std, (0, side - width, 0, side - height))
     found = boxes_of(shot)
-    wanted = (found.seen & ~found.ignore).cpu()
-    spared = (found.seen & found.ignore).cpu()
-    targets = []
-    for image in range(len(pixels)):
-        rows, others = wanted[image].nonzero()[:, 0], spared[image].nonzero()[:, 0]
-        rows, others = rows.to(pixels.device), others.to(pixels.device)
-        boxes, labels = found.boxes[image], found.labels[image]
-        targets.append(Target(boxes[rows], labels[rows], boxes[others]))
+    wanted, spared = found.seen & ~found.ignore, found.seen & found.ignore
+    # A box without area is no object.
+    boxes, ignored = (found.boxes * mask[..., None] for mask in (wanted, spared))
+    targets = [Target(*parts) for parts in zip(boxes, found.labels, ignored, strict=True)]
     return pixels, targets, [Placement((height, width), (height, width))] * len(pixels)
 
 
@@ -226,8 +222,8 @@ class StreetObjective(nn.Module):
 @torch.no_grad()
 def motion_clips(
     seeds: Tensor, frames: int, side: int, banked: bool = True
-) -> tuple[Tensor, Tensor]:
-    """Clips (B, 3, frames, side, side) in [0, 1], and their labels (B,)."""
+) -> tuple[Shot, Tensor]:
+    """The frames of one clip of each scene, one clip after the other, and the labels (B,)."""
     labels = (seeds % len(ACTIONS)).long()
     modes = choice(_CLIP_CAMERAS, seeds, 403)
     moment = torch.arange(frames, device=seeds.device) * (SECONDS / frames)
@@ -235,32 +231,56 @@ def motion_clips(
     def each(values: Tensor) -> Tensor:
         return values.repeat_interleave(frames)
 
-    every = each(torch.arange(len(seeds), device=seeds.device))
-    pictures = (_bank(seeds.device), each(choice(_BANK, seeds, 404)).long())
-    if not banked:
-        pictures = (Surfaces.make(seeds), every)
+    if banked:
+        pictures = (_bank(seeds.device), each(choice(_BANK, seeds, 404)).long())
+    else:
+        pictures = (Surfaces.make(seeds), each(torch.arange(len(seeds), device=seeds.device)))
     shot = render(
         each(seeds), each(modes), moment.repeat(len(seeds)), (side, side), cast_for(each(labels)),
         surfaces=pictures, exposures=1, detail=64,
     )  # fmt: skip
-    return shot.pixels.unflatten(0, (len(seeds), frames)).transpose(1, 2), labels
+    return shot, labels
 
 
 class MotionObjective(nn.Module):
-    """ViViT on clips of motions, whole: spatial and temporal model together."""
+    """ViViT on clips of motions, whole: spatial and temporal model together.
+
+    The spatial model's tokens are also asked what is in their patches, and its vectors where those
+    who act are: from the motion's name alone it learns nothing for thousands of steps. The layers
+    for that are not part of the model.
+    """
 
     def __init__(self, model: ViViT, dropout: float) -> None:
         super().__init__()
         self.model, self.clips = model, Recorded(motion_clips)
+        self.tokens = TokenTask(model.config.dim, model.config.patch)
+        self.where = nn.Linear(model.config.dim, 8)
         model.dropout.p = dropout
 
     def forward(self, scenes: Scenes) -> dict[str, Tensor]:
-        """Cross entropy of one step."""
-        config = self.model.config
+        """Losses of one step."""
+        config, spatial = self.model.config, self.model.spatial
         with torch.autocast(scenes.seeds.device.type, enabled=False):
-            clips, labels = self.clips(scenes.seeds, config.frames, config.size)
-        logits = self.model(normalised(clips))
-        return {"class": F.cross_entropy(logits.float(), labels, label_smoothing=0.05)}
+            shot, labels = self.clips(scenes.seeds, config.frames, config.size)
+            clips = normalised(clips_of(shot, len(labels)))
+        cut = torch.stack(steps(clips, config.tubelet), dim=1).flatten(0, 1)
+        tokens = spatial.forward_features(cut)
+        vectors = spatial.norm(tokens[:, 0])
+        logits = self.model.classify(vectors.unflatten(0, (len(labels), -1)))
+        first = shot.every(config.tubelet)
+        side = config.size // config.patch
+        losses = self.tokens(tokens[:, 1:].transpose(1, 2).unflatten(2, (side, side)), first)
+        found = boxes_of(first)
+        places, seen = found.boxes[:, :2] / config.size, found.seen[:, :2]
+        off = (self.where(vectors).unflatten(-1, (2, 4)).float() - places).abs().mean(dim=-1)
+        losses["place"] = 4 * (off * seen).sum() / seen.sum().clamp_min(1)
+        losses["class"] = F.cross_entropy(logits.float(), labels, label_smoothing=0.05)
+        return losses
+
+
+def clips_of(shot: Shot, count: int) -> Tensor:
+    """Frames of `count` clips as (count, 3, T, H, W)."""
+    return shot.pixels.unflatten(0, (count, -1)).transpose(1, 2)
 
 
 def normalised(clips: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""This package's own models: ViTDet's backbone and ViViT's spatial model."""
+"""This package's own models: ViTDet's backbone, ViViT's spatial model, the saliency model."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from eventful.tokens.layout import TokenLayout
 
 _BLOCKS = "eventful.models.blocks"
 _TRUNKS = {
+    "eventful.models.focus": "FocusViT",
     "eventful.models.vitdet.backbone": "ViTDetBackbone",
     "eventful.models.vivit.model": "SpatialModel",
 }
@@ -32,7 +33,7 @@ _TRUNKS = {
 class OwnViT(Adapter):
     """Blocks that take (tokens, grid) and return tokens."""
 
-    name = "eventful ViTDet and ViViT"
+    name = "eventful ViTDet, ViViT and FocusViT"
     library = "eventful"  # a subclass defined elsewhere may have its own loop
 
     def matches(self, module: nn.Module) -> bool:

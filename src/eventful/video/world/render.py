@@ -38,6 +38,11 @@ class Shot:
     actors: Actors
     area: Tensor
 
+    def every(self, step: int) -> Shot:
+        """Only every so many frames."""
+        fewer = {name: value[::step] for name, value in vars(self).items() if name != "actors"}
+        return Shot(**fewer, actors=self.actors.every(step))
+
 
 @dataclass(frozen=True)
 class _Light:

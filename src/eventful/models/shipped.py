@@ -1,0 +1,48 @@
+"""Trained models by name: two that come with the package, and one from another package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+from torch import nn
+
+from eventful.errors import CheckpointError, ConfigError
+from eventful.models.focus import load_focus
+from eventful.models.loading import load_model
+
+_FOLDER = "weights"
+
+
+def weights_of(name: str) -> Path:
+    """The file of a model that comes with the package."""
+    path = Path(str(resources.files("eventful.models") / _FOLDER / f"{name}.safetensors"))
+    if not path.is_file():
+        raise CheckpointError(
+            f"The weights of {name!r} are not in this installation ({path}): install the package "
+            "again."
+        )
+    return path
+
+
+_LOADERS: dict[str, Callable[[], nn.Module]] = {
+    "detector": lambda: load_model(weights_of("detector")),
+    "actions": lambda: load_model(weights_of("actions")),
+    "focus": load_focus,
+}
+NAMES = tuple(_LOADERS)
+
+
+def load(name: str) -> nn.Module:
+    """A trained model, in eval mode, on the CPU.
+
+    - `detector`: a ViTDet of 4 million parameters for `eventful.video.world`.
+    - `actions`: a ViViT of 4 million parameters for the motions of that world.
+    - `focus`: a ViT-S/14 with a saliency head, trained on photographs; needs the extra `focus`.
+
+    The first two have their classes' names in `classes`.
+    """
+    if name not in _LOADERS:
+        raise ConfigError(f"No model {name!r}; there are {', '.join(NAMES)}.")
+    return _LOADERS[name]()
