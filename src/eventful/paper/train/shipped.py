@@ -13,6 +13,7 @@ from eventful.errors import ConfigError
 from eventful.models.vitdet import BackboneConfig, Detections, HeadConfig, ViTDet, ViTDetConfig
 from eventful.models.vivit import ViViT, ViViTConfig
 from eventful.paper.data import Box
+from eventful.paper.data.world import boxes_in
 from eventful.paper.evaluate.metrics import DetectionScore, fgfa_map50
 from eventful.paper.train.engine import LoopOptions, StepProgress, Trainer
 from eventful.paper.train.export import save_model
@@ -144,16 +145,6 @@ def _named(
     phase: str, on_step: Callable[[str, StepProgress], None]
 ) -> Callable[[StepProgress], None]:
     return lambda step: on_step(phase, step)
-
-
-def boxes_in(found: Boxes, index: int) -> tuple[Box, ...]:
-    """The annotations of one frame of the world."""
-    made = []
-    for row in found.seen[index].nonzero()[:, 0].tolist():
-        x1, y1, x2, y2 = found.boxes[index, row].tolist()
-        label, track = int(found.labels[index, row]), int(found.tracks[index, row])
-        made.append(Box(x1, y1, x2, y2, label, track, bool(found.ignore[index, row])))
-    return tuple(made)
 
 
 def scored(model: ViTDet | ViViT, seeds: Sequence[int] = VALIDATION) -> dict[str, float]:

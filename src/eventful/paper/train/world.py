@@ -220,9 +220,7 @@ class StreetObjective(nn.Module):
 
 
 @torch.no_grad()
-def motion_clips(
-    seeds: Tensor, frames: int, side: int, banked: bool = True
-) -> tuple[Shot, Tensor]:
+def motion_clips(seeds: Tensor, frames: int, side: int, banked: bool = True) -> tuple[Shot, Tensor]:
     """The frames of one clip of each scene, one clip after the other, and the labels (B,)."""
     labels = (seeds % len(ACTIONS)).long()
     modes = choice(_CLIP_CAMERAS, seeds, 403)

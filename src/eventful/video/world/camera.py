@@ -74,10 +74,14 @@ def wobble(keys: Tensor, key: int, time: Tensor, slow: float, fast: float) -> Te
     return total
 
 
-def pose(seeds: Tensor, modes: Tensor, seconds: Tensor) -> Pose:
-    """The camera of B frames, by their scenes' seeds (B,), modes (B,) and times (B,)."""
+def pose(seeds: Tensor, modes: Tensor, seconds: Tensor, frame: Tensor | None = None) -> Pose:
+    """The camera of B frames, by their scenes' seeds (B,), modes (B,) and times (B,).
+
+    Args:
+        frame: (B,) times of the frames that these are moments of: no frame is of two shots.
+    """
     stand, hand, pan, walk, cut = ((modes == number).float() for number in range(len(CAMERAS)))
-    shot = torch.floor(seconds / _SCENE) * cut
+    shot = torch.floor((seconds if frame is None else frame) / _SCENE + 1e-4) * cut
     keys = (seeds * 7 + shot * 1013).to(torch.int32)
     moving = hand + 0.7 * walk
     yaw = uniform(keys, 73, low=-0.14, high=0.14) + cut * uniform(keys, 74, low=-0.2, high=0.2)

@@ -63,6 +63,11 @@ class Kind:
     stride: float = 0.8
     flies: bool = False
 
+    @property
+    def middle(self) -> float:
+        """Height of its middle, about which it turns."""
+        return max(part.cy + min(part.hx, part.hy) for part in self.parts) / 2
+
 
 def _limb(
     x: float, y: float, length: float, half: float, swing: float, colour: int, lag: float = 0.0,
@@ -227,7 +232,7 @@ KINDS = (
     Kind("van", _van(), PLAIN, (2.4, 3.6), (1.2, 3.6), 0.6),
     Kind("ambulance", _van(), BANDS, (2.4, 3.6), (1.2, 3.6), 0.6),
     Kind("bicycle", _bicycle(), PLAIN, (1.5, 2.1), (1.2, 3.2), 1.2),
-    Kind("bird", _bird(), PLAIN, (0.7, 1.4), (1.0, 2.8), 1.4, flies=True),
+    Kind("bird", _bird(), PLAIN, (0.9, 1.7), (1.0, 2.8), 1.4, flies=True),
     Kind("crate", _box(), PLANKS, (0.7, 1.6), (0.3, 0.9), 1.0),
     Kind("parcel", _box(), STRIPES, (0.7, 1.6), (0.3, 0.9), 1.0),
     Kind("ball", _ball(), SECTORS, (0.6, 1.3), (0.8, 2.2), 1.0),
@@ -250,7 +255,7 @@ class Table:
         factors: (kinds, parts, 7, 4) geometry by 1, sine, cosine and phase.
         colours: (kinds, parts) which colour.
         skins: (kinds, parts) 1 where the pattern is painted.
-        facts: (kinds, 7) pattern, least and most metres, least and most speed, stride, flies.
+        facts: (kinds, 8) pattern, least and most metres, least and most speed, stride, flies, middle.
     """
 
     factors: Tensor
@@ -278,6 +283,6 @@ def table(device: torch.device) -> Table:
                 factors[row, column, place] = torch.tensor(values)
             colours[row, column], skins[row, column] = part.colour, float(part.skin)
     facts = [
-        (k.pattern, *k.metres, *k.speed, k.stride, float(k.flies)) for k in EVERY
+        (k.pattern, *k.metres, *k.speed, k.stride, float(k.flies), k.middle) for k in EVERY
     ]  # fmt: skip
     return Table(factors, colours, skins, torch.tensor(facts)).to(device)

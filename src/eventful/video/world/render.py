@@ -76,7 +76,7 @@ def render(
     for number in range(exposures):
         then = seconds + open_for * ((number + 0.5) / exposures - 0.5)
         there = everybody if exposures == 1 else cast(seeds, then)
-        pose = view if exposures == 1 else camera.pose(seeds, modes, then)
+        pose = view if exposures == 1 else camera.pose(seeds, modes, then, seconds)
         found = _moment(pictures, which, seeds, pose, there, drawn, light, size, then)
         total = found[0] if total is None else total + found[0]
         if number == exposures // 2:
@@ -281,9 +281,10 @@ def _local(everybody: Actors, place: int, x: Tensor, y: Tensor) -> tuple[Tensor,
         return values[:, place, None, None]
 
     u = (x - of(everybody.x)) / of(everybody.metres)
-    v = (y - of(everybody.y)) / of(everybody.metres) - 0.42
+    middle = of(figures.table(x.device).facts[everybody.kind.long(), 7])
+    v = (y - of(everybody.y)) / of(everybody.metres) - middle
     cos, sin = of(everybody.angle).cos(), of(everybody.angle).sin()
-    return (u * cos + v * sin) / of(everybody.turn), v * cos - u * sin + 0.42
+    return (u * cos + v * sin) / of(everybody.turn), v * cos - u * sin + middle
 
 
 def _sampled(pictures: Tensor, u: Tensor, v: Tensor) -> Tensor:

@@ -63,6 +63,7 @@ class Actors:
         key = self.key[..., None]
         colour = torch.arange(3, device=key.device)
         drawn = [_muted(key, 90 + number, colour) for number in range(2)]
+        drawn[1] = _apart(drawn[1], drawn[0])
         dark = 0.06 + 0.28 * _muted(key, 93, colour)
         skin = uniform(key, 94, low=0.35, high=1.0)
         pale = skin * constant((0.95, 0.82, 0.7), key.device)
@@ -81,6 +82,13 @@ def _muted(key: Tensor, number: int, colour: Tensor) -> Tensor:
     base = uniform(key, number, colour, low=0.06, high=0.94)
     share = uniform(key, number, 7, low=0.15, high=0.8)
     return share * base + (1 - share) * base.mean(dim=-1, keepdim=True)
+
+
+def _apart(colour: Tensor, other: Tensor) -> Tensor:
+    """A colour that can be told from another one, so that patterns are seen."""
+    near = (colour - other).abs().amax(dim=-1, keepdim=True) < 0.3
+    bright = other.mean(dim=-1, keepdim=True) > 0.5
+    return torch.where(near, torch.where(bright, colour * 0.4, 0.55 + 0.45 * colour), colour)
 
 
 def actors(seeds: Tensor, seconds: Tensor) -> Actors:

@@ -10,7 +10,7 @@ from torch import Tensor
 from eventful.video.world import figures
 from eventful.video.world.render import Shot
 
-LEAST_SIDE, LEAST_SEEN = 8, 0.25  # below these an object is to be ignored
+LEAST_SIDE, LEAST_SEEN = 12, 0.25  # below these an object is to be ignored
 
 
 @dataclass(frozen=True)
