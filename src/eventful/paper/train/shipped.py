@@ -59,6 +59,9 @@ def actions() -> ViViT:
     )
 
 
+MODELS: dict[str, Callable[[], ViTDet | ViViT]] = {"detector": detector, "actions": actions}
+
+
 @dataclass(frozen=True)
 class Phase:
     """A part of a training run.
@@ -93,7 +96,7 @@ def _recipe(batch: int, lr: float) -> Recipe:
 PHASES: dict[str, tuple[Phase, ...]] = {
     "detector": (
         Phase("tokens", 1314, _recipe(64, 1e-3)),
-        Phase("boxes", 1800, _recipe(32, 6e-4), _with_boxes),
+        Phase("boxes", 1880, _recipe(32, 6e-4), _with_boxes),
     ),
     "actions": (Phase("clips", 2600, _recipe(32, 8e-4)),),
 }
@@ -116,7 +119,7 @@ def train_shipped(
     if name not in PHASES:
         raise ConfigError(f"No model {name!r}; there are {', '.join(PHASES)}.")
     torch.manual_seed(0)
-    model: ViTDet | ViViT = detector() if name == "detector" else actions()
+    model = MODELS[name]()
     objective = (
         StreetObjective(model, boxes=False)
         if isinstance(model, ViTDet)
@@ -147,15 +150,16 @@ def _named(
     return lambda step: on_step(phase, step)
 
 
-def scored(model: ViTDet | ViViT, seeds: Sequence[int] = VALIDATION) -> dict[str, float]:
+def scored(model: ViTDet | ViViT, seeds: Sequence[int] | None = None) -> dict[str, float]:
     """The dense model's mAP50 or top-1 on scenes that it was not trained on."""
+    seeds = VALIDATION if seeds is None else seeds
     if isinstance(model, ViTDet):
         return {"map50": score_detector(model, seeds).value, "frames": len(seeds)}
     return {"top1": float(score_actions(model, seeds).float().mean()), "clips": len(seeds)}
 
 
 @torch.no_grad()
-def score_detector(model: ViTDet, seeds: Sequence[int] = VALIDATION) -> DetectionScore:
+def score_detector(model: ViTDet, seeds: Sequence[int]) -> DetectionScore:
     """mAP50 of the dense model on one frame of each of some scenes."""
     found: list[Detections] = []
     truth: list[tuple[Box, ...]] = []
@@ -172,7 +176,7 @@ def score_detector(model: ViTDet, seeds: Sequence[int] = VALIDATION) -> Detectio
 
 
 @torch.no_grad()
-def score_actions(model: ViViT, seeds: Sequence[int] = VALIDATION) -> Tensor:
+def score_actions(model: ViViT, seeds: Sequence[int]) -> Tensor:
     """Whether the dense model is right (n,) about one clip of each of some scenes."""
     right: list[Tensor] = []
     config, device = model.config, next(model.parameters()).device

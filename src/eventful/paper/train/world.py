@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from eventful.models.vitdet import Placement, Target, ViTDet
 from eventful.models.vitdet.frames import PIXEL_MEAN, PIXEL_STD
 from eventful.models.vivit import ViViT, steps, views
-from eventful.video.world import ACTIONS, CLASSES, Shot, boxes_of, render
+from eventful.video.world import ACTIONS, CLASSES, RATE, Shot, boxes_of, render
 from eventful.video.world.actions import SECONDS, cast_for
 from eventful.video.world.chance import choice, uniform
 from eventful.video.world.sprites import SIDE
@@ -116,19 +116,29 @@ def _bank(device: torch.device) -> Surfaces:
 
 @torch.no_grad()
 def street_frames(
-    seeds: Tensor, side: int, aspect: float, exposures: int, banked: bool = True
+    seeds: Tensor, side: int, aspect: float, exposures: int, banked: bool = True, frames: int = 1
 ) -> Shot:
-    """One frame of each scene, `side` pixels wide.
+    """Frames of each scene, `side` pixels wide, those of a scene one after the other.
 
     Args:
         banked: surfaces are some of a bank; else each scene has its own.
+        frames: of each scene; there are one, two or four frames of a video from each to the next.
     """
-    surfaces = (_bank(seeds.device), choice(_BANK, seeds, 404).long()) if banked else None
-    seconds = uniform(seeds, 401, high=_LONG)
-    modes = choice(_STREET_CAMERAS, seeds, 402)
+
+    def each(values: Tensor) -> Tensor:
+        return values.repeat_interleave(frames)
+
+    number = torch.arange(frames, device=seeds.device).repeat(len(seeds))
+    gap = each(2 ** choice(3, seeds, 405)) / RATE
+    seconds = each(uniform(seeds, 401, high=_LONG)) + number * gap
+    modes = each(choice(_STREET_CAMERAS, seeds, 402))
     size = (max(16, round(side * aspect / 16) * 16), side)
+    if banked:
+        surfaces = (_bank(seeds.device), each(choice(_BANK, seeds, 404)).long())
+    else:
+        surfaces = (Surfaces.make(seeds), each(torch.arange(len(seeds), device=seeds.device)))
     return render(
-        seeds, modes, seconds, size, actors, surfaces=surfaces, exposures=exposures,
+        each(seeds), modes, seconds, size, actors, surfaces=surfaces, exposures=exposures,
         detail=_DETAIL if banked else SIDE,
     )  # fmt: skip
 

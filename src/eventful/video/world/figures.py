@@ -255,7 +255,8 @@ class Table:
         factors: (kinds, parts, 7, 4) geometry by 1, sine, cosine and phase.
         colours: (kinds, parts) which colour.
         skins: (kinds, parts) 1 where the pattern is painted.
-        facts: (kinds, 8) pattern, least and most metres, least and most speed, stride, flies, middle.
+        facts: (kinds, 8) pattern, least and most metres, least and most speed, stride, flies,
+            and height of the middle.
     """
 
     factors: Tensor
