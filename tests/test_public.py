@@ -44,6 +44,7 @@ PUBLIC = [
     "TopR",
     "convert",
     "inspect",
+    "load",
     "read",
     "register_adapter",
     "register_policy",
