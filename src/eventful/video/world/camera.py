@@ -46,6 +46,11 @@ class Pose:
         forward = self._rotation()[:, :, 2]
         return ((points - self.place[:, None]) * forward[:, None]).sum(dim=-1)
 
+    def across(self, points: Tensor) -> Tensor:
+        """Distance to the right of the view (B, n) of points (B, n, 3)."""
+        right = self._rotation()[:, :, 0]
+        return ((points - self.place[:, None]) * right[:, None]).sum(dim=-1)
+
     def _rotation(self) -> Tensor:
         """(B, 3, 3) from the camera to the world."""
         yaw, pitch, roll = self.angles.unbind(dim=1)

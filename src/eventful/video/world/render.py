@@ -70,6 +70,9 @@ def render(
     light = _light(seeds, seconds)
     everybody = cast(seeds, seconds)
     view = camera.pose(seeds, modes, seconds)
+    if seeds.device.type == "cpu":  # elsewhere the number of columns must not depend on values
+        kept = _seen(everybody, view).any(dim=0).nonzero()[:, 0]
+        everybody, cast = everybody.columns(kept), _only(cast, kept)
     drawn = _sprites(everybody, view, light, size, detail)
     open_for = uniform(seeds, 141, high=0.7) / RATE
     total, middle = None, None
@@ -85,6 +88,18 @@ def render(
     assert middle is not None
     pixels = sensor.develop(total / exposures, seeds, seconds)
     return Shot(pixels, middle[1], middle[2], everybody, _area(everybody, view, drawn, size))
+
+
+def _seen(everybody: Actors, view: Pose) -> Tensor:
+    """Whose picture or shadow may be in the frame, (B, n)."""
+    depth = view.depth_of(everybody.points)
+    reach = 2.5 * everybody.metres
+    near = view.focal[:, None] * (view.across(everybody.points).abs() - reach)
+    return everybody.there & (depth > -reach) & (near < 0.5 * depth.clamp_min(_CLOSE) + reach)
+
+
+def _only(cast: Cast, kept: Tensor) -> Cast:
+    return lambda seeds, seconds: cast(seeds, seconds).columns(kept)
 
 
 def _light(seeds: Tensor, seconds: Tensor) -> _Light:

@@ -49,6 +49,10 @@ class Actors:
         """The same in another order (B, n)."""
         return Actors(**{f.name: getattr(self, f.name).gather(1, order) for f in fields(self)})
 
+    def columns(self, kept: Tensor) -> Actors:
+        """Only some of them, by their columns."""
+        return Actors(**{name: value[:, kept] for name, value in vars(self).items()})
+
     def every(self, step: int) -> Actors:
         """Only in every so many frames."""
         return Actors(**{name: value[::step] for name, value in vars(self).items()})
