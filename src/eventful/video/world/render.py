@@ -72,6 +72,7 @@ def render(
     view = camera.pose(seeds, modes, seconds)
     if seeds.device.type == "cpu":  # elsewhere the number of columns must not depend on values
         kept = _seen(everybody, view).any(dim=0).nonzero()[:, 0]
+        kept = kept if len(kept) else kept.new_zeros(1)  # an empty frame has somebody outside it
         everybody, cast = everybody.columns(kept), _only(cast, kept)
     drawn = _sprites(everybody, view, light, size, detail)
     open_for = uniform(seeds, 141, high=0.7) / RATE
