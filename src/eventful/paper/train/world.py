@@ -263,6 +263,7 @@ class MotionObjective(nn.Module):
         self.model, self.clips = model, Recorded(motion_clips)
         self.tokens = TokenTask(model.config.dim, model.config.patch)
         self.where = nn.Linear(model.config.dim, 8)
+        self.around = nn.Linear(model.config.dim, 4)
         model.dropout.p = dropout
 
     def forward(self, scenes: Scenes) -> dict[str, Tensor]:
@@ -279,11 +280,24 @@ class MotionObjective(nn.Module):
         side = config.size // config.patch
         losses = self.tokens(tokens[:, 1:].transpose(1, 2).unflatten(2, (side, side)), first)
         found = boxes_of(first)
+        losses["token_place"] = self._places(tokens[:, 1:], first, found.boxes)
         places, seen = found.boxes[:, :2] / config.size, found.seen[:, :2]
         off = (self.where(vectors).unflatten(-1, (2, 4)).float() - places).abs().mean(dim=-1)
         losses["place"] = 4 * (off * seen).sum() / seen.sum().clamp_min(1)
         losses["class"] = F.cross_entropy(logits.float(), labels, label_smoothing=0.05)
         return losses
+
+    def _places(self, tokens: Tensor, shot: Shot, boxes: Tensor) -> Tensor:
+        """How far tokens (B, N, D) on somebody are from telling where in the frame that one is.
+
+        What they learn so is what the class token has to gather.
+        """
+        patch = self.model.config.patch
+        owner = shot.owner[:, patch // 2 :: patch, patch // 2 :: patch].flatten(1)
+        held = owner >= 0
+        goal = boxes.gather(1, owner.clamp_min(0)[..., None].expand(-1, -1, 4))
+        off = (self.around(tokens).float() - goal / self.model.config.size).abs().mean(dim=-1)
+        return 4 * (off * held).sum() / held.sum().clamp_min(1)
 
 
 def clips_of(shot: Shot, count: int) -> Tensor:
