@@ -56,7 +56,7 @@ def test_the_page_s_lines(capsys):
 
 
 def test_unknown_names():
-    with pytest.raises(ConfigError, match="detector, actions, focus"):
+    with pytest.raises(ConfigError, match="detector, focus"):
         eventful.load("yolo")
 
 

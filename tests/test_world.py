@@ -24,6 +24,7 @@ from eventful.video.world import (
     render,
     truth_of,
 )
+from eventful.video.world.camera import pose
 from eventful.video.world.figures import KINDS
 from eventful.video.world.tracks import Actors, actors
 
@@ -349,3 +350,72 @@ def test_frames_outside_the_video() -> None:
         with pytest.raises(ConfigError, match=f"frame {index} of a video of 3"):
             world(0, frames=3).read([index])
     assert world(0, frames=3).read([]).shape == (0, 3, *SMALL)
+
+
+def test_boxes_of_many_frames_have_one_shape():
+    """Who is drawn differs from frame to frame; what is returned does not."""
+    video = World(56, frames=100, camera="stand", size=(32, 48), exposures=1)
+    found = video.boxes(range(0, 100, 3))
+    assert found.boxes.shape == (34, 11, 4)
+    assert torch.equal(found.boxes[9:10], video.boxes([27]).boxes)
+    assert video.boxes([]).boxes.shape == (0, 11, 4)
+
+
+def test_who_is_left_out_is_not_seen(monkeypatch):
+    for seed in (3, 56, 60):
+        video = world(seed, camera="pan")
+        few = video.shot([0, 40])
+        monkeypatch.setattr("eventful.video.world.rendering._seen", lambda e, v: e.there | True)
+        every = video.shot([0, 40])
+        monkeypatch.undo()
+        assert torch.equal(few.pixels, every.pixels)
+        assert torch.equal(few.owner, every.owner)
+
+
+@pytest.mark.parametrize("camera", CAMERAS)
+def test_late_frames_still_show_the_scene(camera):
+    video = World(7, frames=5000, camera=camera, size=(48, 80), exposures=1)
+    shot = video.shot([700, 1500, 4999])
+    assert float(shot.depth.min()) > 0
+    assert all(World(seed, 5000, camera, (48, 80), exposures=1).boxes([4000]).seen.any()
+               for seed in (7, 8, 9))  # fmt: skip
+
+
+def test_cameras_differ_whatever_the_seed():
+    places = [
+        pose(torch.tensor([first + n], dtype=torch.int32), torch.zeros(1), torch.zeros(1)).place
+        for first in (0, 2_000_000_000)
+        for n in range(8)
+    ]
+    assert len({tuple(place[0].tolist()) for place in places}) == 16
+
+
+def test_visibility_of_lone_figures():
+    """Wholly in view, nothing in front: about all of it, whatever the camera's turn."""
+    seen = []
+    for seed in range(60):
+        video = world(seed, camera="cut", size=(144, 256))
+        found = video.boxes([0])
+        for row in found.seen[0].nonzero()[:, 0].tolist():
+            box = found.boxes[0, row]
+            others = [other for other in found.seen[0].nonzero()[:, 0].tolist() if other != row]
+            apart = all(
+                box[2] < found.boxes[0, o, 0] or box[0] > found.boxes[0, o, 2] for o in others
+            )
+            inside = box[0] > 2 and box[1] > 2 and box[2] < 254 and box[3] < 142
+            if apart and inside and box[2] - box[0] > 16:
+                seen.append(float(found.visibility[0, row]))
+    assert len(seen) > 12
+    assert sorted(seen)[len(seen) // 4] > 0.9  # trees and lamps may hide some
+
+
+def test_an_action_takes_the_whole_clip():
+    short = World(5, frames=8, action="rise", size=(64, 64), exposures=1, camera="stand")
+    usual = World(5, frames=32, action="rise", size=(64, 64), exposures=1, camera="stand")
+    assert torch.equal(short.boxes([7]).boxes, usual.boxes([28]).boxes)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**31, 1.5, True])
+def test_seeds_that_are_none(seed):
+    with pytest.raises(ConfigError, match="seed"):
+        World(seed)

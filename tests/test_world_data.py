@@ -375,3 +375,27 @@ def test_recognition_takes_the_name_in_place_of_a_folder(tmp_path: Path, here) -
     )
     tuned = here("train", "vivit", "--data", CLIPS, "--weights", weights, *out, *few)
     assert tuned.returncode == 0, tuned.stderr
+
+
+def test_names_that_are_alike_stay_apart(tmp_path: Path, street) -> None:
+    from dataclasses import replace
+
+    first = street.videos[0]
+    alike = [replace(first, name=name) for name in ("a-b-2", "a b", "a-b", "a/b")]
+    export(replace(street, videos=tuple(alike)), tmp_path / "out", "mot", split="val")
+    assert len(open_dataset(tmp_path / "out", "val")) == 4
+
+
+@pytest.mark.parametrize("split", ["..", "-x", "a/b"])
+def test_splits_stay_in_the_folder(tmp_path: Path, street, split: str) -> None:
+    with pytest.raises(ConfigError, match="split"):
+        export(street, tmp_path / "out", "coco", split=split)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_that_was_stopped_is_named(tmp_path: Path, street) -> None:
+    export(street, tmp_path / "out", "mot", split="val")
+    left = tmp_path / "out" / "train" / street.videos[0].name / "img1"
+    left.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="stopped"):
+        export(street, tmp_path / "out", "mot", split="train")

@@ -14,6 +14,7 @@ import torch
 
 from eventful.cli.options import Dtype, Evaluated, Evaluation
 from eventful.errors import ConfigError, UnsupportedError
+from eventful.models.shipped import SHIPPED, weights_of
 from eventful.paper.evaluate import experiment as experiments
 from eventful.paper.evaluate.evaluation import Progress, Settings, evaluate
 from eventful.paper.evaluate.experiment import Experiment
@@ -230,10 +231,12 @@ def _files(given: Sequence[str]) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for entry in given:
         name, equals, path = entry.partition("=")
-        key, value = (name, path) if equals else (BASE, entry)
+        key = name if equals else BASE
         if key in files:
             raise ConfigError(f"--weights {key} is given twice; name them, as in r200=FILE.")
-        files[key] = Path(value)
+        file = Path(path if equals else entry)
+        named = str(file) in SHIPPED and not file.exists()
+        files[key] = weights_of(str(file)) if named else file
     return files
 
 

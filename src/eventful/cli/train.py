@@ -198,7 +198,7 @@ def vivit(
 
 
 class Shipped(StrEnum):
-    """The models that come with the package."""
+    """What `eventful train world` trains."""
 
     detector = "detector"
     actions = "actions"
@@ -206,7 +206,7 @@ class Shipped(StrEnum):
 
 @train.command()
 def world(
-    name: Annotated[Shipped, typer.Argument(help="Which of the models that come with eventful.")],
+    name: Annotated[Shipped, typer.Argument(help="A detector, or a model of motions.")],
     out: Annotated[
         Path, typer.Option(file_okay=False, help="Folder of the run; one that was stopped goes on.")
     ],
@@ -215,14 +215,14 @@ def world(
         float | None, typer.Option(min=0.0, help="Save and stop after so long; default: never.")
     ] = None,
     scale: Annotated[
-        float, typer.Option(min=0.0, help="Factor on the number of steps, for a quick trial.")
+        float, typer.Option(min=0.0, help="Factor on the steps, and below 1 on the scenes scored.")
     ] = 1.0,
     shard: Annotated[
         int, typer.Option(min=1, help="Most MiB of a file of a checkpoint; more make several.")
     ] = 16,
     as_json: Json = False,
 ) -> None:
-    """Train the detector or the action model that come with eventful, on its procedural world.
+    """Train a small detector, or a model of motions, on the generated world.
 
     Scenes are rendered on the device, so no data is needed. The result is scored on scenes that
     were not trained on.

@@ -19,7 +19,7 @@ from eventful.paper.train.engine import LoopOptions, StepProgress
 from eventful.paper.train.journal import read
 from eventful.paper.train.processes import Processes, joined
 from eventful.paper.train.recipes import EPIC, KINETICS, VID, Recipe
-from eventful.paper.train.shipped import PHASES, scored, train_shipped
+from eventful.paper.train.shipped import PHASES, VALIDATION, scored, train_shipped
 from eventful.paper.train.temporal import TemporalPlan, TemporalTuning, views_of
 
 
@@ -119,7 +119,9 @@ def shipped(
         )
         if not processes.first:
             return
-        score = None if made is None else scored(made)
+        score = (
+            None if made is None else scored(made, VALIDATION[: max(1, round(384 * min(scale, 1)))])
+        )
     result: dict[str, Any] = {"finished": made is not None, "score": score}
     if made is not None:
         result["model"] = str(out / f"{name}.safetensors")

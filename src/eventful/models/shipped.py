@@ -1,4 +1,4 @@
-"""Trained models by name: two that come with the package, and one from another package."""
+"""Trained models by name: those that come with the package, and one from another package."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from eventful.models.focus import load_focus
 from eventful.models.loading import load_model
 
 _FOLDER = "weights"
+SHIPPED = ("detector",)  # those whose weights are files of the package
 
 
 def weights_of(name: str) -> Path:
@@ -28,7 +29,6 @@ def weights_of(name: str) -> Path:
 
 _LOADERS: dict[str, Callable[[], nn.Module]] = {
     "detector": lambda: load_model(weights_of("detector")),
-    "actions": lambda: load_model(weights_of("actions")),
     "focus": load_focus,
 }
 NAMES = tuple(_LOADERS)
@@ -38,10 +38,9 @@ def load(name: str) -> nn.Module:
     """A trained model, in eval mode, on the CPU.
 
     - `detector`: a ViTDet of 4 million parameters for `eventful.video.world`.
-    - `actions`: a ViViT of 4 million parameters for the motions of that world.
     - `focus`: a ViT-S/14 with a saliency head, trained on photographs; needs the extra `focus`.
 
-    The first two have their classes' names in `classes`.
+    The first has the names of its classes in `classes`.
     """
     if name not in _LOADERS:
         raise ConfigError(f"No model {name!r}; there are {', '.join(NAMES)}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import re
@@ -77,7 +78,13 @@ class _Job:
     def pictures(self, video: Video, folder: str, ending: str, first: int = 0) -> Iterator[Frame]:
         """Write each frame as a file by its number, and return it."""
         where = self.folder / folder
-        where.mkdir(parents=True)
+        try:
+            where.mkdir(parents=True)
+        except FileExistsError:
+            raise ConfigError(
+                f"{where} is there already, of an export that was stopped; delete it, or export to "
+                "a new folder."
+            ) from None
         for frame in video:
             self._write(frame.pixels, where / f"{frame.index + first:06d}{ending}")
             self._done()
@@ -189,8 +196,10 @@ def _split(format: str, split: str, allowed: tuple[str, ...]) -> str:
     split = epic.SPLITS[0] if format == "epic-kitchens" and split == "val" else split
     if allowed and split not in allowed:
         raise ConfigError(f"{format} has no split {split!r}; write it as {' or '.join(allowed)}.")
-    if not re.fullmatch(r"[\w.-]+", split):
-        raise ConfigError(f"A split is named by letters, digits, '.', '_' and '-', not {split!r}.")
+    if not re.fullmatch(r"\w[\w.-]*", split):
+        raise ConfigError(
+            f"A split is named by letters, digits, '_', and inside also '.' and '-', not {split!r}."
+        )
     return split
 
 
@@ -210,9 +219,8 @@ def _named(videos: Sequence[Video]) -> dict[str, Video]:
     found: dict[str, Video] = {}
     for video in videos:
         name = re.sub(r"[^\w.-]+", "-", video.name).strip(".-") or "video"
-        if name in found:
-            name = f"{name}-{len(found)}"
-        found[name] = video
+        free = (f"{name}-{number}" for number in itertools.count(2))
+        found[name if name not in found else next(n for n in free if n not in found)] = video
     return found
 
 

@@ -227,11 +227,11 @@ def _value(text: str, option: str, value: str) -> object:
         return _device(text, value)
     if option == "size":
         height, _, width = value.partition("x")
-        if not (height.isdigit() and width.isdigit()):
+        if not (height.isdecimal() and width.isdecimal()):
             raise ConfigError(f"{text}: size is height x width, such as 288x512, not {value!r}.")
         return int(height), int(width)
     least = 0 if option == "first" else 1
-    if not value.isdigit() or int(value) < least:
+    if not value.isdecimal() or int(value) < least:
         raise ConfigError(f"{text}: {option} is a whole number from {least} up, not {value!r}.")
     return int(value)
 
@@ -239,7 +239,7 @@ def _value(text: str, option: str, value: str) -> object:
 def _device(text: str, value: str) -> str:
     """A device that is there."""
     kind, _, number = value.partition(":")
-    if kind not in ("cpu", "cuda") or not (number == "" or number.isdigit()):
+    if kind not in ("cpu", "cuda") or not (number == "" or number.isdecimal()):
         raise ConfigError(f"{text}: device is cpu, cuda or cuda:0 and so on, not {value!r}.")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise ConfigError(f"{text}: there is no {value} here; leave device out to use the CPU.")

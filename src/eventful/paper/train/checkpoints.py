@@ -68,6 +68,11 @@ def save(
     content = {**vars(checkpoint), "position": asdict(checkpoint.position)}
     for left in folder.glob(f"*{files.PARTIAL}"):  # of a process that was killed while writing
         left.unlink()
+    usable = {file for known in found(folder) for file in [known, *_parts(known)]}
+    for left in set(folder.glob("step_*.pt.*of*")) - usable:
+        left.unlink()
+    for before in [path, *_parts(path)]:  # of this step: parts of two writings must not mix
+        before.unlink(missing_ok=True)
     if shard is None:
         with files.replacing(path, durable=True) as partial:
             torch.save(content, partial)
@@ -95,15 +100,15 @@ def _write_parts(content: memoryview, path: Path, size: int) -> None:
 
 def _parts(path: Path) -> list[Path]:
     """The files of a checkpoint in several, in order; none if some are missing."""
-    numbered = {}
+    sets: dict[int, dict[int, Path]] = {}
     for part in path.parent.glob(f"{path.name}.*of*"):
-        found_in = _PART.fullmatch(part.name)
-        if found_in is not None:
-            numbered[int(found_in[2])] = (int(found_in[3]), part)
-    count = {of for of, _ in numbered.values()}
-    if len(count) != 1 or len(numbered) != count.pop():
-        return []
-    return [numbered[number][1] for number in sorted(numbered)]
+        named = _PART.fullmatch(part.name)
+        if named is not None:
+            sets.setdefault(int(named[3]), {})[int(named[2])] = part
+    for count, parts in sorted(sets.items()):
+        if sorted(parts) == list(range(1, count + 1)):
+            return [parts[number] for number in sorted(parts)]
+    return []
 
 
 def found(folder: Path) -> list[Path]:

@@ -66,7 +66,8 @@ class Trainer:
     those of a run without interruption.
 
     Args:
-        objective: its forward takes a batch and returns losses by name, to be added up.
+        objective: its forward takes a batch and returns losses by name, to be added up. If its
+            attribute `partial` is true, some parameters may have no gradient.
         groups: parameters to train, in groups with their share `scale` of the learning rate.
         about: settings besides the recipe; a run resumes only if they are equal.
         validate: scores after each epoch, called in every process.
@@ -146,7 +147,9 @@ class Trainer:
             return self.objective
         device = self.processes.device
         return DistributedDataParallel(
-            self.objective, device_ids=[device] if device.type == "cuda" else None
+            self.objective,
+            device_ids=[device] if device.type == "cuda" else None,
+            find_unused_parameters=bool(getattr(self.objective, "partial", False)),
         )
 
     def _epoch(self, module: nn.Module, epoch: int, journal: Journal | None) -> bool:
@@ -171,12 +174,19 @@ class Trainer:
                 self._save(lasting=False)
             if options.stop_after is not None and step >= options.stop_after:
                 return False
-            if options.seconds is not None and time.monotonic() - self._began > options.seconds:
+            if self._late():
                 self._save(lasting=False)
                 return False
         self.position = Position(self.position.step, epoch + 1, 0)
         self._finish(epoch, journal)
         return True
+
+    def _late(self) -> bool:
+        """Whether the time of the run is over, by the clock of the first process."""
+        if self.options.seconds is None:
+            return False
+        over = time.monotonic() - self._began > self.options.seconds
+        return bool(self.processes.gather(over)[0])
 
     def _step(self, module: nn.Module, batch: Any, epoch: int) -> dict[str, Tensor]:
         recipe, device = self.recipe, self.processes.device

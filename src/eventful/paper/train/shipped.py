@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from eventful.errors import ConfigError
 from eventful.models.vitdet import BackboneConfig, Detections, HeadConfig, ViTDet, ViTDetConfig
 from eventful.models.vivit import ViViT, ViViTConfig
 from eventful.paper.data import Box
-from eventful.paper.data.world import boxes_in
+from eventful.paper.data.world import SPLITS, boxes_in
 from eventful.paper.evaluate.metrics import DetectionScore, fgfa_map50
 from eventful.paper.train.engine import LoopOptions, StepProgress, Trainer
 from eventful.paper.train.export import save_model
@@ -21,6 +22,7 @@ from eventful.paper.train.processes import Processes
 from eventful.paper.train.recipes import Recipe
 from eventful.paper.train.world import (
     ASPECTS,
+    FIRST_SEED,
     MotionObjective,
     SceneSeeds,
     StreetObjective,
@@ -125,8 +127,15 @@ def train_shipped(
         if isinstance(model, ViTDet)
         else MotionObjective(model, model.config.dropout)
     )
-    first = 0
-    for phase in phases or PHASES[name]:
+    first, began = 0, time.monotonic()
+    options = options or LoopOptions()
+    limit = options.seconds
+    chosen = list(phases or PHASES[name])
+    if FIRST_SEED + sum(p.steps * p.recipe.batch for p in chosen) > SPLITS["train"].start:
+        raise ConfigError("So many steps would use the scenes of world:street; train fewer.")
+    for phase in chosen:
+        if limit is not None:
+            options = replace(options, seconds=max(0.0, limit - (time.monotonic() - began)))
         phase.prepare(objective)
         scenes = SceneSeeds(phase.steps * phase.recipe.batch, first)
         trainer = Trainer(

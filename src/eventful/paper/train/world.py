@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -106,7 +106,7 @@ class Recorded:
         return graph, place, made
 
 
-@lru_cache(maxsize=2)
+@cache  # recorded work reads it, so it must stay
 def _bank(device: torch.device) -> Surfaces:
     """Surfaces that scenes to train on share: to draw them anew takes as long as the rest."""
     seeds = torch.arange(_BANK, dtype=torch.int32, device=device) + FIRST_SEED
@@ -215,6 +215,11 @@ class StreetObjective(nn.Module):
         self.model, self.boxes, self.frames = model, boxes, Recorded(street_frames)
         config = model.config.backbone
         self.tokens = TokenTask(config.dim, config.patch)
+
+    @property
+    def partial(self) -> bool:
+        """Whether some parameters have no gradient."""
+        return not self.boxes
 
     def forward(self, scenes: Scenes) -> dict[str, Tensor]:
         """Losses of one step."""

@@ -13,7 +13,7 @@ from eventful.video.world.actions import ACTIONS
 from eventful.video.world.camera import CAMERAS, RATE
 from eventful.video.world.clips import SIZE, World, as_bytes
 from eventful.video.world.figures import CLASSES
-from eventful.video.world.render import Shot, render
+from eventful.video.world.rendering import Shot, render
 from eventful.video.world.truth import Boxes, Truth, boxes_of, truth_of
 
 __all__ = [

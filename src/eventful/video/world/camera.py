@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eventful.video.world.chance import uniform
+from eventful.video.world.chance import mixed, uniform
 
 CAMERAS = ("stand", "hand", "pan", "walk", "cut")
 RATE = 25.0  # frames a second
 _SCENE = 2.4  # seconds from one cut to the next
+_FAR = 3.0  # half of the metres that a walking camera goes
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,9 @@ def pose(seeds: Tensor, modes: Tensor, seconds: Tensor, frame: Tensor | None = N
     Args:
         frame: (B,) times of the frames that these are moments of: no frame is of two shots.
     """
-    stand, hand, pan, walk, cut = ((modes == number).float() for number in range(len(CAMERAS)))
+    _, hand, pan, walk, cut = ((modes == number).float() for number in range(len(CAMERAS)))
     shot = torch.floor((seconds if frame is None else frame) / _SCENE + 1e-4) * cut
-    keys = (seeds * 7 + shot * 1013).to(torch.int32)
+    keys = mixed(seeds, shot, 70)
     moving = hand + 0.7 * walk
     yaw = uniform(keys, 73, low=-0.14, high=0.14) + cut * uniform(keys, 74, low=-0.2, high=0.2)
     rate = uniform(keys, 75, low=0.05, high=0.12)
@@ -101,8 +102,8 @@ def pose(seeds: Tensor, modes: Tensor, seconds: Tensor, frame: Tensor | None = N
     x = uniform(keys, 82, low=-0.8, high=0.8) + cut * uniform(keys, 83, low=-2.5, high=2.5)
     x = x + walk * 0.03 * torch.sin(step / 2) + moving * 0.02 * wobble(keys, 84, seconds, 0.2, 1.0)
     y = uniform(keys, 85, low=1.3, high=2.5) + walk * 0.025 * torch.sin(step)
-    pace = uniform(keys, 86, low=0.5, high=1.0)
-    z = walk * (pace * seconds - 4.0) - cut * uniform(keys, 87, high=1.5) + 0 * stand
+    pace = uniform(keys, 86, low=0.5, high=1.0) / _FAR  # forward for ten seconds, then back
+    z = walk * (_FAR * (1 - torch.cos(pace * seconds)) - 4.0) - cut * uniform(keys, 87, high=1.5)
     focal = uniform(keys, 88, low=0.75, high=1.0)
     place = torch.stack([x, y, z], dim=1)
     return Pose(place, torch.stack([yaw, pitch, roll], dim=1), focal)

@@ -14,7 +14,7 @@ from eventful.errors import ConfigError
 from eventful.video.world import actions, tracks
 from eventful.video.world.camera import CAMERAS, RATE
 from eventful.video.world.chance import choice
-from eventful.video.world.render import Cast, Shot, render
+from eventful.video.world.rendering import Cast, Shot, render
 from eventful.video.world.surfaces import Surfaces
 from eventful.video.world.truth import Boxes, Truth, boxes_of, truth_of
 
@@ -34,7 +34,8 @@ class World:
         size: height and width in pixels.
         device: where frames are made; they are returned on the CPU.
         exposures: moments a frame is the mean of, which makes motion blur; odd.
-        action: one of `ACTIONS`, for a clip of this motion; None for a street.
+        action: one of `ACTIONS`, for a clip of this motion, which takes all of its frames; None
+            for a street.
     """
 
     seed: int
@@ -50,6 +51,12 @@ class World:
             raise ConfigError(f"camera is one of {', '.join(CAMERAS)}, not {self.camera!r}.")
         if self.action is not None and self.action not in actions.ACTIONS:
             raise ConfigError(f"action is one of {', '.join(actions.ACTIONS)}, not {self.action!r}")
+        if (
+            isinstance(self.seed, bool)
+            or not isinstance(self.seed, int)
+            or not (0 <= self.seed < 2**31)
+        ):
+            raise ConfigError(f"A seed is a whole number from 0 to 2**31 - 1, not {self.seed!r}.")
         if self.frames < 1 or min(self.size) < 16:
             raise ConfigError("A video of the world needs at least one frame of 16 x 16 pixels.")
         if self.exposures < 1 or self.exposures % 2 == 0:
@@ -81,7 +88,8 @@ class World:
         if wrong:
             raise ConfigError(f"frame {wrong[0]} of a video of {len(self)} frames.")
         count, seeds = len(indices), self._seeds
-        seconds = torch.tensor([float(i) / RATE for i in indices], device=seeds.device)
+        step = 1 / RATE if self.action is None else actions.SECONDS / len(self)
+        seconds = torch.tensor([i * step for i in indices], device=seeds.device)
         modes = torch.full((count,), CAMERAS.index(self.mode), device=seeds.device)
         which = torch.zeros(count, dtype=torch.long, device=seeds.device)
         return render(
@@ -99,6 +107,8 @@ class World:
             boxes_of(self.shot(list(indices[first : first + _AT_ONCE])))
             for first in range(0, len(indices), _AT_ONCE)
         ]
+        if not found:
+            return boxes_of(self.shot([]))
         names = vars(found[0])
         return Boxes(**{name: torch.cat([getattr(f, name) for f in found]).cpu() for name in names})
 
@@ -111,7 +121,7 @@ class World:
 
     @cached_property
     def _seeds(self) -> Tensor:
-        return torch.tensor([self.seed % 2**31], dtype=torch.int32, device=self.device)
+        return torch.tensor([self.seed], dtype=torch.int32, device=self.device)
 
     @cached_property
     def _surfaces(self) -> Surfaces:

@@ -96,12 +96,11 @@ def _pattern(kind: Tensor, keys: Tensor, u: Tensor, v: Tensor, soft: Tensor) -> 
         return 0.5 + (sharp - 0.5) * fade
 
     duty, bend = number(2, -0.25, 0.25), _noise(keys, 4, 5, side) - 0.5
-    across = u + 0.12 * bend + 0.0 * v
-    up = v + 0.0 * u
+    across, up = u + 0.12 * bend, v.expand(-1, -1, side)
     patches = ((_noise(keys, 5, 7, side) - number(3, 0.42, 0.55)) * 9).clamp(-1, 1) * 0.5 + 0.5
     turned = torch.atan2(v - 0.42, u)
     sectors = (torch.sin(turned * 3 + number(1, 0, 6.3)) * 6).clamp(-1, 1) * 0.5 + 0.5
-    checks = bands(across * 0 + u, number(4, 0.14, 0.2), 0 * duty)
+    checks = bands(u, number(4, 0.14, 0.2), 0 * duty)
     rows = bands(up, number(5, 0.1, 0.14), 0 * duty)
     made = (
         0.25 * _noise(keys, 6, 3, side),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eventful.video.world import figures
-from eventful.video.world.render import Shot
+from eventful.video.world.rendering import Shot
 
 LEAST_SIDE, LEAST_SEEN = 12, 0.25  # below these an object is to be ignored
 

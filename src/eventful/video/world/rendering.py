@@ -29,7 +29,7 @@ class Shot:
         owner: (B, H, W) whose each pixel is: a column of `actors`, or -1.
         depth: (B, H, W) metres along the view.
         actors: everybody; a column is one of them.
-        area: (B, n) pixels that each would cover if nothing hid it.
+        area: (B, n) about how many pixels each would cover if nothing hid it.
     """
 
     pixels: Tensor
@@ -70,16 +70,14 @@ def render(
     light = _light(seeds, seconds)
     everybody = cast(seeds, seconds)
     view = camera.pose(seeds, modes, seconds)
-    if seeds.device.type == "cpu":  # elsewhere the number of columns must not depend on values
-        kept = _seen(everybody, view).any(dim=0).nonzero()[:, 0]
-        kept = kept if len(kept) else kept.new_zeros(1)  # an empty frame has somebody outside it
-        everybody, cast = everybody.columns(kept), _only(cast, kept)
-    drawn = _sprites(everybody, view, light, size, detail)
+    kept = _columns(everybody, view)
+    some = everybody.columns(kept)
+    drawn = _sprites(some, view, light, size, detail)
     open_for = uniform(seeds, 141, high=0.7) / RATE
     total, middle = None, None
     for number in range(exposures):
         then = seconds + open_for * ((number + 0.5) / exposures - 0.5)
-        there = everybody if exposures == 1 else cast(seeds, then)
+        there = some if exposures == 1 else cast(seeds, then).columns(kept)
         pose = view if exposures == 1 else camera.pose(seeds, modes, then, seconds)
         found = _moment(pictures, which, seeds, pose, there, drawn, light, size, then)
         total = found[0] if total is None else total + found[0]
@@ -88,7 +86,19 @@ def render(
     assert total is not None
     assert middle is not None
     pixels = sensor.develop(total / exposures, seeds, seconds)
-    return Shot(pixels, middle[1], middle[2], everybody, _area(everybody, view, drawn, size))
+    owner = torch.where(middle[1] >= 0, kept[middle[1].clamp_min(0)], -1)
+    area = torch.zeros_like(everybody.x)
+    area[:, kept] = _area(some, view, drawn, size)
+    return Shot(pixels, owner, middle[2], everybody, area)
+
+
+def _columns(everybody: Actors, view: Pose) -> Tensor:
+    """Who has to be drawn, by columns: on a CPU only those who may be seen in some frame."""
+    every = torch.arange(everybody.x.shape[1], device=everybody.x.device)
+    if every.device.type != "cpu":  # their number must not depend on values
+        return every
+    kept = every[_seen(everybody, view).any(dim=0)]
+    return kept if len(kept) else every[:1]  # an empty frame has somebody outside it
 
 
 def _seen(everybody: Actors, view: Pose) -> Tensor:
@@ -97,10 +107,6 @@ def _seen(everybody: Actors, view: Pose) -> Tensor:
     reach = 2.5 * everybody.metres
     near = view.focal[:, None] * (view.across(everybody.points).abs() - reach)
     return everybody.there & (depth > -reach) & (near < 0.5 * depth.clamp_min(_CLOSE) + reach)
-
-
-def _only(cast: Cast, kept: Tensor) -> Cast:
-    return lambda seeds, seconds: cast(seeds, seconds).columns(kept)
 
 
 def _light(seeds: Tensor, seconds: Tensor) -> _Light:
@@ -140,12 +146,18 @@ def _sprites(
 
 
 def _area(everybody: Actors, view: Pose, drawn: Tensor, size: tuple[int, int]) -> Tensor:
-    """Pixels of the frame that each figure would cover, in front of the camera."""
-    depth = view.depth_of(everybody.points)
-    scale = everybody.metres * view.focal[:, None] * size[1] / depth.clamp_min(_CLOSE)
-    texel = scale * sprites.REACH / drawn.shape[-1]
-    cover = drawn[:, :, 3].sum(dim=(-1, -2)) * texel.square() * everybody.turn.abs()
-    return cover * ((depth > _CLOSE) & everybody.there)
+    """About how many pixels of the frame each figure would cover, in front of the camera.
+
+    From the area of the figure in its plane, and the slant of that plane at the figure's middle.
+    """
+    middle = figures.table(everybody.x.device).facts[everybody.kind.long(), 7] * everybody.metres
+    points = torch.stack([everybody.x, everybody.y + middle, everybody.z], dim=-1)
+    depth = view.depth_of(points)
+    texel = everybody.metres * sprites.REACH / drawn.shape[-1]
+    metres = (drawn[:, :, 3] > 0.5).sum(dim=(-1, -2)) * texel.square() * everybody.turn.abs()
+    away = (everybody.z - view.place[:, 2:]).abs()
+    scale = (view.focal[:, None] * size[1]).square() * away / depth.clamp_min(_CLOSE) ** 3
+    return metres * scale * ((depth > _CLOSE) & everybody.there)
 
 
 def _moment(
@@ -210,6 +222,7 @@ def _surroundings(
     never = torch.full_like(dx, torch.inf)
     ground = torch.where(dy < -1e-4, -oy / dy.clamp_max(-1e-4), never)
     back = torch.where(dz > 1e-3, (far - oz) / dz.clamp_min(1e-3), never)
+    back = torch.where(back > 0, back, never)
     edge = torch.where(dx > 0, beside, -beside)
     side = torch.where(dx.abs() > 1e-3, (edge - ox) / torch.where(dx.abs() > 1e-3, dx, 1.0), never)
     side = torch.where(side > 0, side, never)
