@@ -15,11 +15,12 @@ import torch
 from eventful.cli.options import Dtype, Evaluated, Evaluation
 from eventful.errors import ConfigError, UnsupportedError
 from eventful.paper.evaluate import experiment as experiments
-from eventful.paper.evaluate.evaluation import Progress, Settings, evaluate
+from eventful.paper.evaluate.evaluation import Progress, Settings
 from eventful.paper.evaluate.experiment import Experiment
 from eventful.paper.evaluate.report import METRICS, UNITS, Report, Row
 from eventful.paper.evaluate.runtime import Plan, measure_runtime
 from eventful.paper.evaluate.variants import BASE, DENSE, SKIP, Variant
+from eventful.paper.reproduce import files_of, measure, source_of
 
 LABELS = {DENSE: "Base model", "paper": "paper"}
 ACCURACIES = {"vitdet": ("coco_map50", "fgfa_map50"), "vivit": ("top1", "top5")}
@@ -97,9 +98,15 @@ def run_named(
         plan = runtime_plan(weights, how.device, how.dtype, frames, views)
         run_runtime(made, plan, how.out, how.as_json)
         return
-    if data is None:
+    if data is None and not made.source:
         raise ConfigError(f"{made.name} needs --data: {made.data}.")
-    run(made, settings(data, weights, how, frames=frames, views=views), how.as_json)
+    if data is None:
+        data = Path(source_of(made, device=how.device, videos=how.videos, frames=frames))
+        how = replace(how, split=how.split or made.split or None)
+    if made.views and views == VIEWS:
+        views = made.views
+    chosen = settings(data, weights, how, frames=frames, views=views)
+    run(made, replace(chosen, weights=files_of(made, chosen.weights)), how.as_json)
 
 
 def settings(
@@ -116,7 +123,7 @@ def settings(
     shared = {name: value for name, value in vars(how).items() if name != "as_json"}
     return Settings(
         data=data,
-        weights=_files(weights),
+        weights=weight_files(weights),
         size=size,
         frames=frames,
         views=_views(views),
@@ -128,7 +135,7 @@ def run(made: Experiment, chosen: Settings, as_json: bool) -> None:
     """Evaluate, and print the report."""
     try:
         with _progress() as progress:
-            report = evaluate(made, chosen, progress)
+            report = measure(made, chosen, progress)
     except KeyboardInterrupt:
         kept = "without --out nothing is kept"
         if chosen.out is not None:
@@ -155,7 +162,7 @@ def runtime_plan(
 ) -> Plan:
     """Options as a plan for timing."""
     _check_device(device, dtype)
-    given, files = _views(views), _files(weights)
+    given, files = _views(views), weight_files(weights)
     return Plan(device, dtype, frames or 0, given, compiled, compile_mode, files)
 
 
@@ -226,7 +233,8 @@ def _budget(text: str) -> dict[str, Any]:
         ) from None
 
 
-def _files(given: Sequence[str]) -> dict[str, Path]:
+def weight_files(given: Sequence[str]) -> dict[str, Path]:
+    """`NAME=FILE` and plain files, by name."""
     files: dict[str, Path] = {}
     for entry in given:
         name, equals, path = entry.partition("=")
@@ -377,6 +385,8 @@ def _label(row: Row) -> str:
 def _policy(row: Row) -> str:
     if row.h is not None:
         return f"h = {row.h:g}"
+    if row.per_gate is not None:
+        return f"{row.per_gate:.1%} per gate"
     return f"{row.fraction:.1%}" if row.fraction is not None else _n(row.r)
 
 
