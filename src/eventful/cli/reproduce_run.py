@@ -61,13 +61,23 @@ def run_one(
     evaluate_run.run_named(made, data, weights, how, frames=frames)
 
 
-def run_all(data: Path | None, weights: Sequence[str], how: Evaluation, frames: int | None) -> None:
-    """`eventful reproduce all`: those whose model is there; the others are named."""
+def run_all(
+    data: Path | None,
+    weights: Sequence[str],
+    how: Evaluation,
+    frames: int | None,
+    only: Sequence[str] = (),
+) -> None:
+    """`eventful reproduce all`: those whose model is there; the others are named.
+
+    Args:
+        only: run these alone.
+    """
     if how.as_json:
         raise ConfigError("--json is for one NAME; `all` writes results.json for each.")
     if data is not None:
         raise ConfigError("--data is for one NAME: not all of them take the same data.")
-    for name in world_names():
+    for name in only or world_names():
         made = load(name)
         known = [entry for entry in weights if _belongs(entry, made)]
         try:
