@@ -45,8 +45,9 @@ def detection(results: Results) -> str:
     lines = [
         f"- *Large savings for a small loss.* `paper` at r = 256, a quarter of the tokens, needs "
         f"{saved:.1f} times fewer operations and has {_points(loss)}. {verdict(loss <= SMALL)}",
-        f"- *Better than STGT at equal operations.* The line of `paper` lies above {sum(over_stgt)} "
-        f"of the {len(over_stgt)} points of `stgt`. {verdict(_all_or_part(over_stgt))}",
+        f"- *Better than STGT at equal operations.* The line of `paper` lies above "
+        f"{sum(over_stgt)} of the {len(over_stgt)} points of `stgt`. "
+        f"{verdict(_all_or_part(over_stgt))}",
         f"- *Sparse attention saves much at a low r.* Token-wise gates alone need "
         f"{min(ratios):.1f} times (r = 256) to {max(ratios):.1f} times (r = 32) the operations of "
         f"`paper`. {verdict(max(ratios) > 1.5)} At equal operations `paper` is better than "
@@ -78,8 +79,8 @@ def _skipping(results: Results) -> str:
     ]
     share = default["operations"] / default["dense_operations"]
     return (
-        f"- *Not in the paper: frame skipping.* The default needs {share:.0%} of the operations and "
-        f"has {_points(results.loss(default))}; skipping frames at that cost has "
+        f"- *Not in the paper: frame skipping.* The default needs {share:.0%} of the operations "
+        f"and has {_points(results.loss(default))}; skipping frames at that cost has "
         f"{_points(results.loss(skip))}. `fast` is better than skipping at {sum(wins)} of "
         f"{len(wins)} budgets."
     )

@@ -26,18 +26,22 @@ class Results:
 
     @property
     def metric(self) -> str:
+        """The accuracy that is shown."""
         return self.data["metric"]
 
     @property
     def rows(self) -> list[Row]:
+        """All variants."""
         return self.data["rows"]
 
     @property
     def groups(self) -> dict[str, list[Row]]:
+        """Rows by camera."""
         return self.data["groups"]
 
     @property
     def dense(self) -> Row:
+        """The base model."""
         return next(row for row in self.rows if row["label"] == "Base model")
 
     def of(self, label: str, tuned_r: int | None = None) -> list[Row]:
@@ -74,7 +78,8 @@ class Results:
         frames = sum(row["frames"] or 0 for row in self.rows[:1])
         extent = f"{data['videos']} videos of split {data['split']}"
         extent += f", {frames} frames" if frames else ""
-        return f"{where['device_name']}, torch {where['torch']}, commit {where['commit'][:7]}: {extent}"
+        commit = where["commit"][:7]
+        return f"{where['device_name']}, torch {where['torch']}, commit {commit}: {extent}"
 
 
 def only(rows: Sequence[Row], label: str, **wanted: Any) -> Row:

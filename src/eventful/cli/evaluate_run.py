@@ -326,6 +326,8 @@ def _show(report: Report, out: Path | None) -> None:
         console.print(table)
     for name, value in report.statistics.items():
         shown = f"{value:.1%}" if isinstance(value, float) else f"{value:,}"
+        if name.startswith("error"):
+            shown = f"{value:.3g}"
         console.print(f"{name.replace('_', ' '):28} {shown}", highlight=False)
     for key, why in report.left_out.items():
         console.print(f"left out: {key}, {why}", highlight=False, markup=False)

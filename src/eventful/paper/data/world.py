@@ -114,6 +114,8 @@ class Film(World):
         """The boxes of one frame; they are those of its middle moment, whatever the blur."""
         if not 0 <= index < len(self):
             raise IndexError(f"frame {index} of a video of {len(self)} frames")
+        if index not in self._noted and (kept := FRAMES.get(self._key, index)[1]) is not None:
+            self._noted[index] = kept
         if index not in self._noted:
             self._note([index], replace(self, exposures=1).boxes([index]))
         return self._noted[index]
