@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 from pathlib import Path
 
 from benchmarks.world.claims import SECTIONS
@@ -17,6 +18,7 @@ DOCS = ROOT / "docs"
 PAGE = DOCS / "results.md"
 TABLES = ("results.json", "results.csv", "groups.csv", "trace.csv", "parts.csv", "masks.csv")
 PICTURES = ("figure.png", "groups.png")
+PROSE = 125  # characters of a line
 WIDTH = 1400  # pixels of a picture on the page, at most
 TEXTS = {
     "figure.png": "The measured figure of {}",
@@ -57,7 +59,21 @@ def section(name: str) -> str:
         if (RESULTS / name / table).is_file()
     )
     missing = [f"Left out: {key}, {why}" for key, why in _left_out(results).items()]
-    return "\n\n".join([*filter(None, parts), *missing, f"*{results.about}. {files_of}*"])
+    text = "\n\n".join([*filter(None, parts), *missing, f"*{results.about}. {files_of}*"])
+    return "\n".join(_wrapped(line) for line in text.splitlines())
+
+
+def _wrapped(line: str) -> str:
+    """Prose in lines of the page's width; tables, pictures and links as they are."""
+    if line.startswith(("|", "!")):
+        return line
+    return textwrap.fill(
+        line,
+        PROSE,
+        subsequent_indent="  " if line.startswith("- ") else "",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _left_out(results: Results) -> dict[str, str]:

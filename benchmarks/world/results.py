@@ -76,7 +76,8 @@ class Results:
         """Device, versions and extent, for below a table."""
         where, data = self.data["origin"], self.data["settings"]["data"]
         frames = sum(row["frames"] or 0 for row in self.rows[:1])
-        extent = f"{data['videos']} videos of split {data['split']}"
+        count = data["videos"]
+        extent = f"{count} video{'s' * (count != 1)} of split {data['split']}"
         extent += f", {frames} frames" if frames else ""
         commit = where["commit"][:7]
         return f"{where['device_name']}, torch {where['torch']}, commit {commit}: {extent}"
