@@ -32,6 +32,7 @@ from eventful.video.overlay import UpdateView, paper_gate
 from eventful.video.scene import UpdateStep, with_boxes
 
 COLUMNS = 5
+SHOWN = 3  # videos in the picture of all
 SCORE = 0.5  # of the detections shown
 
 
@@ -61,13 +62,13 @@ class MasksReport(Report):
         return {**super().tables(), "masks.csv": table(self.steps)}
 
     def draw(self, folder: Path) -> list[Path]:
-        """A sheet for each video, and all of them in one picture."""
+        """A sheet for each video, and the first of them in one picture."""
         sheets = []
         for seen in self.watched:
             sheets.append(folder / f"sheet-{seen.name}.png")
             chosen = spread(seen.steps, COLUMNS)
             update_sheet(chosen, sheets[-1], gate=self.gate, prediction=f"{seen.name}, boxes")
-        _stack(sheets, folder / "figure.png")
+        _stack(sheets[:SHOWN], folder / "figure.png")
         return [*sheets, folder / "figure.png"]
 
 
@@ -95,6 +96,7 @@ def draw_masks(
         origin(settings.device),
         left_out,
         statistics=_statistics(rows),
+        detail=_by_name(watched),
         steps=rows,
         watched=tuple(watched),
         gate=gate,
@@ -194,6 +196,14 @@ def _statistics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         if values:
             made[name] = sum(values) / len(values)
     return made
+
+
+def _by_name(watched: Sequence[_Watched]) -> dict[str, dict[str, float]]:
+    """The same for each camera."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for seen in watched:
+        rows.setdefault(seen.name, []).extend(seen.rows)
+    return {name: _statistics(own) for name, own in rows.items()}
 
 
 def _stack(sheets: Sequence[Path], path: Path) -> None:
