@@ -101,9 +101,9 @@ def _panel(
     from eventful.paper.evaluate.report import METRICS, UNITS
 
     metric = report.experiment.metric
-    for row in rows:
-        if row.preset == DENSE:
-            _dense(axis, row, metric)
+    dense = [row for row in rows if row.preset == DENSE]
+    for row, marker in zip(dense, ("*", *"pHd" * len(dense)), strict=False):
+        _dense(axis, row, metric, marker)
     for index, name in enumerate(lines):
         own = [row for row in rows if row.preset != DENSE and _line(row) == name]
         shown = 0 if not numbers else len(own) if len(lines) < 3 else 1
@@ -119,19 +119,19 @@ def _panel(
         axis.spines[side].set_visible(False)
 
 
-def _dense(axis: Any, row: Row, metric: str) -> None:
+def _dense(axis: Any, row: Row, metric: str, marker: str) -> None:
     accuracy = getattr(row, metric)
     if accuracy is not None and row.operations is not None:
         axis.axhline(accuracy, color=FAINT, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
         axis.scatter(
-            [row.operations], [accuracy], s=95, marker="*", color=INK, zorder=4, label=row.label
+            [row.operations], [accuracy], s=95, marker=marker, color=INK, zorder=4, label=row.label
         )
     if row.published_accuracy is not None and row.published_operations is not None:
         axis.scatter(
             [row.published_operations],
             [row.published_accuracy],
             s=80,
-            marker="*",
+            marker=marker,
             facecolor="white",
             edgecolor=FAINT,
             zorder=3,
