@@ -82,8 +82,8 @@ def _skipping(results: Results) -> str:
     share = default["operations"] / default["dense_operations"]
     return (
         f"- *Not in the paper: frame skipping.* The default needs {share:.0%} of the operations "
-        f"and has {_points(results.loss(default))}; skipping frames at that cost has "
-        f"{_points(results.loss(skip))}. `fast` is better than skipping at {sum(wins)} of "
+        f"and has {_points(results.loss(default))}; skipping frames, with "
+        f"{skip['operations'] / skip['dense_operations']:.0%}, has {_points(results.loss(skip))}. `fast` is better than skipping at {sum(wins)} of "
         f"{len(wins)} budgets."
     )
 

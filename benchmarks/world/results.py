@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+FEW = 500  # frames
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ class Results:
         count = data["videos"]
         extent = f"{count} video{'s' * (count != 1)} of split {data['split']}"
         extent += f", {frames} frames" if frames else ""
+        if 0 < frames < FEW:
+            extent += ", so few that differences of some points mean little"
         commit = where["commit"][:7]
         return f"{where['device_name']}, torch {where['torch']}, commit {commit}: {extent}"
 
