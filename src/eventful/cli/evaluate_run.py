@@ -192,19 +192,24 @@ def run_runtime(made: Experiment, plan: Plan, out: Path | None, as_json: bool) -
     _show(report, out)
 
 
+def print_experiments(loaded: Sequence[Experiment]) -> None:
+    """Print experiments as JSON."""
+    rows = [
+        {
+            **{k: v for k, v in asdict(made).items() if k != "variants"},
+            "weights": list(made.weights),
+            "variants": [variant.key for variant in made.variants],
+        }
+        for made in loaded
+    ]
+    print(json.dumps(rows, indent=2))
+
+
 def show_experiments(as_json: bool) -> None:
     """Print the experiments of the package."""
     loaded = [experiments.load(name) for name in experiments.names()]
     if as_json:
-        rows = [
-            {
-                **{k: v for k, v in asdict(made).items() if k != "variants"},
-                "weights": list(made.weights),
-                "variants": [variant.key for variant in made.variants],
-            }
-            for made in loaded
-        ]
-        print(json.dumps(rows, indent=2))
+        print_experiments(loaded)
         return
     from rich import box
     from rich.console import Console

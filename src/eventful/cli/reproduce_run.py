@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from eventful.cli import evaluate_run
@@ -21,15 +20,7 @@ def show_names(as_json: bool) -> None:
     """Print the names."""
     loaded = reproduce.experiments()
     if as_json:
-        rows = [
-            {
-                **{k: v for k, v in asdict(made).items() if k != "variants"},
-                "weights": list(made.weights),
-                "variants": [variant.key for variant in made.variants],
-            }
-            for made in loaded
-        ]
-        print(json.dumps(rows, indent=2))
+        evaluate_run.print_experiments(loaded)
         return
     from rich import box
     from rich.console import Console
