@@ -82,9 +82,9 @@ def _skipping(results: Results) -> str:
     shares = [row["operations"] / row["dense_operations"] for row in (default, skip)]
     return (
         f"- *Not in the paper: frame skipping.* The default needs {shares[0]:.0%} of the "
-        f"operations and has {_points(results.loss(default))}; skipping frames, with {shares[1]:.0%}, has "
-        f"{_points(results.loss(skip))}. `fast` is better than skipping at {sum(wins)} of "
-        f"{len(wins)} budgets."
+        f"operations and has {_points(results.loss(default))}; skipping frames, "
+        f"with {shares[1]:.0%}, has {_points(results.loss(skip))}. `fast` is better "
+        f"than skipping at {sum(wins)} of {len(wins)} budgets."
     )
 
 

@@ -167,7 +167,7 @@ def _curve(
     for place, (cost, accuracy, row) in enumerate(measured):
         # With many lines only their ends have room for a number.
         if row.r is not None and not skipping and place < numbers:
-            _beside(axis, str(row.r), cost, accuracy, colour)
+            _beside(axis, str(row.r), (cost, accuracy), colour, above=index % 2 == 1)
     printed = sorted(
         (row.published_operations, row.published_accuracy)
         for row in rows
@@ -178,12 +178,12 @@ def _curve(
         axis.plot(x, y, **look, alpha=0.45, markersize=4.5, mfc="white", lw=1.0, zorder=2)
 
 
-def _beside(axis: Any, text: str, cost: float, accuracy: float, colour: str) -> None:
-    """A small number under a point."""
+def _beside(axis: Any, text: str, point: tuple[float, float], colour: str, *, above: bool) -> None:
+    """A small number above or under a point."""
     axis.annotate(
         text,
-        (cost, accuracy),
-        xytext=(0, -11),
+        point,
+        xytext=(0, 6 if above else -11),
         textcoords="offset points",
         ha="center",
         fontsize=6.8,
