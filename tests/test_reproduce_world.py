@@ -15,7 +15,7 @@ import torch
 
 import tiny_models
 from benchmarks.world.claims import SECTIONS
-from benchmarks.world.page import PAGE, section
+from benchmarks.world.page import PAGE, draw, section
 from commands import here  # noqa: F401
 from eventful.errors import CheckpointError, ConfigError
 from eventful.models.shipped import weights_of
@@ -175,6 +175,9 @@ def test_groups_are_the_videos_of_each_camera(tiny: Path, tmp_path: Path) -> Non
     assert table[0]["torch"]
     assert (tmp_path / "groups.png").stat().st_size > 1000
     assert [camera_of(video) for video in open_dataset(TINY)] == ["stand", "hand"]
+    (tmp_path / "groups.png").unlink()
+    draw(tmp_path, "world-detection")  # as for a run on a machine without matplotlib
+    assert (tmp_path / "groups.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("name", ["world-runtime", "world-drift"])
@@ -228,6 +231,17 @@ def test_without_the_coco_library_the_other_score_is_used(
     assert report.rows[0].fgfa_map50 is not None
     assert report.experiment.metric == "fgfa_map50"
     assert "eventful-transformers[eval]" in report.left_out["coco_map50"]
+
+
+def test_results_are_kept_where_figures_cannot_be_drawn(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    made = Experiment("mine", "mine", (DENSE,))
+    with pytest.warns(UserWarning, match="No figures"):
+        evaluate(made, Settings(TINY, {"base": tiny}, out=tmp_path))
+    assert (tmp_path / "results.csv").is_file()
+    assert not (tmp_path / "figure.png").exists()
 
 
 def test_clips_of_actions_run_without_tuned_weights(tmp_path: Path) -> None:

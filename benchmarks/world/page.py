@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import shutil
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.world.claims import SECTIONS
 from benchmarks.world.results import Results
 from eventful import files
 from eventful.bench.tables import put
+from eventful.paper.evaluate.experiment import load as load_experiment
+from eventful.paper.evaluate.report import Report, Row
+from eventful.paper.evaluate.trace import TraceReport
 from eventful.surgery.libraries import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,9 +39,34 @@ def store(source: Path, name: str) -> None:
     for table in TABLES:
         if (source / table).is_file():
             shutil.copyfile(source / table, target / table)
+    if not (source / "figure.png").is_file():
+        draw(source, name)  # the machine of the run had no matplotlib
     for picture in PICTURES:
         if (source / picture).is_file():
             _smaller(source / picture, _image(name, picture))
+
+
+def draw(folder: Path, name: str) -> None:
+    """Draw the figures of a run from its tables; pictures of masks need the run itself."""
+    data = json.loads((folder / "results.json").read_text())
+    made = replace(load_experiment(name), metric=data["metric"])
+    rows = tuple(Row(**row) for row in data["rows"])
+    groups = {camera: tuple(Row(**row) for row in own) for camera, own in data["groups"].items()}
+    if made.kind == "trace":
+        with (folder / "trace.csv").open(newline="") as file:
+            steps = [
+                {
+                    **row,
+                    "frame": int(row["frame"]),
+                    "error": float(row["error"]),
+                    "operations": float(row["operations"]),
+                }
+                for row in csv.DictReader(file)
+            ]
+        parts = tuple(data["parts"])
+        TraceReport(made, rows, {}, {}, steps=tuple(steps), parts=parts).draw(folder)
+    elif made.kind == "accuracy":
+        Report(made, rows, {}, {}, groups=groups).draw(folder)
 
 
 def write_page() -> None:

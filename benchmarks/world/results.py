@@ -122,7 +122,7 @@ def tradeoff_table(results: Results, keep: Callable[[Row], bool] = lambda _: Tru
     unit, digits = results.data["unit"].split()[0], 2 if "frame" in results.data["unit"] else 4
     rows = [
         (
-            row["label"].replace("Frame skipping, cost of", "skipping, as"),
+            _label(row),
             budget(row),
             f"{results.accuracy(row):.1f}",
             "" if row is results.dense else f"{-results.loss(row):+.1f}",
@@ -133,6 +133,11 @@ def tradeoff_table(results: Results, keep: Callable[[Row], bool] = lambda _: Tru
         if keep(row)
     ]
     return markdown(("variant", "tokens", name, "to dense", unit, "fewer"), rows, text=2)
+
+
+def _label(row: Row) -> str:
+    label = row["label"].replace("Frame skipping, cost of", "skipping, as")
+    return label if row["tuned_r"] is None else f"{label} at r = {row['tuned_r']}"
 
 
 def verdict(holds: bool | None) -> str:

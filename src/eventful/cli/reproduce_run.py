@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eventful.cli import evaluate_run
 from eventful.cli.options import Evaluation
-from eventful.errors import CheckpointError, ConfigError
+from eventful.errors import CheckpointError, ConfigError, MissingDependencyError
 from eventful.paper import reproduce
 from eventful.paper.evaluate.experiment import Experiment, load, world_names
 
@@ -77,7 +77,10 @@ def run_all(
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue
         placed = replace(how, out=(how.out or RESULTS) / name)
-        evaluate_run.run_named(made, None, known, placed, frames=frames)
+        try:
+            evaluate_run.run_named(made, None, known, placed, frames=frames)
+        except MissingDependencyError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
 
 
 def _belongs(entry: str, made: Experiment) -> bool:

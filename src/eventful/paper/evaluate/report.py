@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from eventful import files
+from eventful.errors import MissingDependencyError
 from eventful.paper.evaluate.experiment import Experiment
 from eventful.paper.evaluate.variants import Variant
 
@@ -144,7 +146,13 @@ class Report:
         files.write_json(written[0], self.to_dict(), indent=2, durable=True)
         for name, text in self.tables().items():
             files.write_bytes(folder / name, text.encode(), durable=True)
-        return written + (self.draw(folder) if draw else [])
+        if not draw:
+            return written
+        try:
+            return written + self.draw(folder)
+        except MissingDependencyError as error:  # the numbers took long; keep them
+            warnings.warn(f"No figures in {folder}: {error}", stacklevel=2)
+            return written
 
     def tables(self) -> dict[str, str]:
         """CSV by file name."""
