@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from eventful.cli.evaluate import evaluate
+from eventful.cli.groups import RunUnlessNamed
 from eventful.cli.options import (
     Benchmarked,
     Calibrated,
@@ -29,6 +29,7 @@ from eventful.cli.options import (
     Written,
     grouped,
 )
+from eventful.cli.reproduce_claims import reproduce
 from eventful.cli.train import train
 from eventful.cli.visualize import visualize
 
@@ -63,7 +64,6 @@ def main(
     """Run vision transformers on video and pay only for what changed."""
 
 
-reproduce = typer.Typer(help="Recompute figures of the paper from shapes.", no_args_is_help=True)
 app.add_typer(reproduce, name="reproduce")
 data = typer.Typer(
     help="Check datasets on disk, and write them in other formats.", no_args_is_help=True
@@ -74,17 +74,6 @@ app.add_typer(weights, name="weights")
 app.add_typer(train, name="train")
 app.add_typer(evaluate, name="evaluate")
 app.command()(visualize)
-
-
-class RunUnlessNamed(TyperGroup):
-    """A group that runs its command `run` when no command is named."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert `run` if the first word is not a command."""
-        if not args or (args[0] not in self.commands and args[0] not in ("--help", "-h")):
-            args = ["run", *args]
-        parsed: list[str] = super().parse_args(ctx, args)
-        return parsed
 
 
 bench = typer.Typer(
@@ -318,22 +307,6 @@ def bench_plot(
     from eventful.cli import bench
 
     bench.plot(results, docs, readme)
-
-
-@reproduce.command()
-def counts(as_json: Json = False) -> None:
-    """Operation counts of the paper's tables, beside the published ones."""
-    from eventful.cli import reproduce
-
-    reproduce.counts(as_json)
-
-
-@reproduce.command()
-def memory(as_json: Json = False) -> None:
-    """Memory of the paper's models per stream, beside the published figures."""
-    from eventful.cli import reproduce
-
-    reproduce.memory(as_json)
 
 
 @data.command("check")

@@ -16,11 +16,12 @@ from eventful.cli.options import Dtype, Evaluated, Evaluation
 from eventful.errors import ConfigError, UnsupportedError
 from eventful.models.shipped import SHIPPED, weights_of
 from eventful.paper.evaluate import experiment as experiments
-from eventful.paper.evaluate.evaluation import Progress, Settings, evaluate
+from eventful.paper.evaluate.evaluation import Progress, Settings
 from eventful.paper.evaluate.experiment import Experiment
 from eventful.paper.evaluate.report import METRICS, UNITS, Report, Row
 from eventful.paper.evaluate.runtime import Plan, measure_runtime
 from eventful.paper.evaluate.variants import BASE, DENSE, SKIP, Variant
+from eventful.paper.reproduce import files_of, measure, source_of
 
 LABELS = {DENSE: "Base model", "paper": "paper"}
 ACCURACIES = {"vitdet": ("coco_map50", "fgfa_map50"), "vivit": ("top1", "top5")}
@@ -98,9 +99,15 @@ def run_named(
         plan = runtime_plan(weights, how.device, how.dtype, frames, views)
         run_runtime(made, plan, how.out, how.as_json)
         return
-    if data is None:
+    if data is None and not made.source:
         raise ConfigError(f"{made.name} needs --data: {made.data}.")
-    run(made, settings(data, weights, how, frames=frames, views=views), how.as_json)
+    if data is None:
+        data = Path(source_of(made, device=how.device, videos=how.videos, frames=frames))
+        how = replace(how, split=how.split or made.split or None)
+    if made.views and views == VIEWS:
+        views = made.views
+    chosen = settings(data, weights, how, frames=frames, views=views)
+    run(made, replace(chosen, weights=files_of(made, chosen.weights)), how.as_json)
 
 
 def settings(
@@ -117,7 +124,7 @@ def settings(
     shared = {name: value for name, value in vars(how).items() if name != "as_json"}
     return Settings(
         data=data,
-        weights=_files(weights),
+        weights=weight_files(weights),
         size=size,
         frames=frames,
         views=_views(views),
@@ -129,7 +136,7 @@ def run(made: Experiment, chosen: Settings, as_json: bool) -> None:
     """Evaluate, and print the report."""
     try:
         with _progress() as progress:
-            report = evaluate(made, chosen, progress)
+            report = measure(made, chosen, progress)
     except KeyboardInterrupt:
         kept = "without --out nothing is kept"
         if chosen.out is not None:
@@ -156,7 +163,7 @@ def runtime_plan(
 ) -> Plan:
     """Options as a plan for timing."""
     _check_device(device, dtype)
-    given, files = _views(views), _files(weights)
+    given, files = _views(views), weight_files(weights)
     return Plan(device, dtype, frames or 0, given, compiled, compile_mode, files)
 
 
@@ -186,19 +193,24 @@ def run_runtime(made: Experiment, plan: Plan, out: Path | None, as_json: bool) -
     _show(report, out)
 
 
+def print_experiments(loaded: Sequence[Experiment]) -> None:
+    """Print experiments as JSON."""
+    rows = [
+        {
+            **{k: v for k, v in asdict(made).items() if k != "variants"},
+            "weights": list(made.weights),
+            "variants": [variant.key for variant in made.variants],
+        }
+        for made in loaded
+    ]
+    print(json.dumps(rows, indent=2))
+
+
 def show_experiments(as_json: bool) -> None:
     """Print the experiments of the package."""
     loaded = [experiments.load(name) for name in experiments.names()]
     if as_json:
-        rows = [
-            {
-                **{k: v for k, v in asdict(made).items() if k != "variants"},
-                "weights": list(made.weights),
-                "variants": [variant.key for variant in made.variants],
-            }
-            for made in loaded
-        ]
-        print(json.dumps(rows, indent=2))
+        print_experiments(loaded)
         return
     from rich import box
     from rich.console import Console
@@ -227,7 +239,8 @@ def _budget(text: str) -> dict[str, Any]:
         ) from None
 
 
-def _files(given: Sequence[str]) -> dict[str, Path]:
+def weight_files(given: Sequence[str]) -> dict[str, Path]:
+    """`NAME=FILE` and plain files, by name."""
     files: dict[str, Path] = {}
     for entry in given:
         name, equals, path = entry.partition("=")
@@ -321,6 +334,8 @@ def _show(report: Report, out: Path | None) -> None:
         console.print(table)
     for name, value in report.statistics.items():
         shown = f"{value:.1%}" if isinstance(value, float) else f"{value:,}"
+        if name.startswith("error"):
+            shown = f"{value:.3g}"
         console.print(f"{name.replace('_', ' '):28} {shown}", highlight=False)
     for key, why in report.left_out.items():
         console.print(f"left out: {key}, {why}", highlight=False, markup=False)
@@ -380,6 +395,8 @@ def _label(row: Row) -> str:
 def _policy(row: Row) -> str:
     if row.h is not None:
         return f"h = {row.h:g}"
+    if row.per_gate is not None:
+        return f"{row.per_gate:.1%} per gate"
     return f"{row.fraction:.1%}" if row.fraction is not None else _n(row.r)
 
 

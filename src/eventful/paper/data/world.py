@@ -2,7 +2,7 @@
 
 A name takes the place of a path, with options after a question mark:
 `world:street?videos=8&frames=48&camera=hand&first=0&size=288x512&device=cuda&exposures=1`.
-Frames and boxes are rendered on access.
+Frames and boxes are rendered on access, and kept in memory up to a limit.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from eventful.errors import ConfigError
+from eventful.paper.data.kept import FRAMES
 from eventful.paper.data.problems import OnProblem, stop
 from eventful.paper.data.records import Box, Task, Video, VideoSet
 from eventful.video.world import ACTIONS, CAMERAS, CLASSES, SIZE, Boxes, Shot, World, boxes_of
@@ -78,10 +80,28 @@ OPTIONS = ("videos", "first", "frames", "camera", "size", "device", "exposures")
 
 @dataclass(frozen=True)
 class Film(World):
-    """A video that remembers the boxes of the frames it has rendered, and nothing else.
+    """A video that remembers the boxes of the frames it has rendered.
 
-    So reading a frame and its boxes renders it once, and a set of many videos stays small.
+    Frames are kept with those of all other videos, up to a limit (`kept.FRAMES`). So reading a
+    frame and its boxes renders it once, as often as it is read while it is kept.
     """
+
+    def read(self, indices: Sequence[int]) -> Tensor:
+        """See `World`."""
+        inside = range(len(self))
+        there = {index: FRAMES.get(self._key, index) for index in indices if index in inside}
+        missing = [i for i in dict.fromkeys(indices) if i not in there or there[i][0] is None]
+        made = dict(zip(missing, super().read(missing), strict=True))
+        if missing:
+            FRAMES.put(self._key, missing, list(made.values()), self._noted)
+        for index, (frame, boxes) in there.items():
+            if frame is not None:
+                made[index] = frame
+                if boxes is not None:
+                    self._noted.setdefault(index, boxes)
+        if not made:
+            return torch.empty(0, 3, *self.size, dtype=torch.uint8)
+        return torch.stack([made[index] for index in indices])
 
     def shot(self, indices: Sequence[int]) -> Shot:
         """See `World`."""
@@ -94,6 +114,8 @@ class Film(World):
         """The boxes of one frame; they are those of its middle moment, whatever the blur."""
         if not 0 <= index < len(self):
             raise IndexError(f"frame {index} of a video of {len(self)} frames")
+        if index not in self._noted and (kept := FRAMES.get(self._key, index)[1]) is not None:
+            self._noted[index] = kept
         if index not in self._noted:
             self._note([index], replace(self, exposures=1).boxes([index]))
         return self._noted[index]
@@ -101,6 +123,11 @@ class Film(World):
     def _note(self, indices: Sequence[int], found: Boxes) -> None:
         found = Boxes(**{name: values.cpu() for name, values in vars(found).items()})
         self._noted.update({index: boxes_in(found, row) for row, index in enumerate(indices)})
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        """All that a frame depends on besides its position."""
+        return self.seed, self.mode, self.size, self.device, self.exposures, self.action
 
     @cached_property
     def _noted(self) -> dict[int, tuple[Box, ...]]:
@@ -128,6 +155,11 @@ class FilmBoxes:
 
     def __getitem__(self, index: int) -> tuple[Box, ...]:
         return self.film.boxes_at(index)
+
+
+def camera_of(video: Video) -> str | None:
+    """The camera of a generated video; None for other videos."""
+    return video.frames.mode if isinstance(video.frames, Film) else None
 
 
 def boxes_in(found: Boxes, row: int) -> tuple[Box, ...]:

@@ -15,7 +15,7 @@ from eventful.errors import DataError
 from eventful.models.vitdet.frames import Detections
 from eventful.paper.data.records import Box, Video
 from eventful.paper.evaluate.contenders import contender, dense_macs
-from eventful.paper.evaluate.metrics import coco_map50, fgfa_map50
+from eventful.paper.evaluate.metrics import coco_library, coco_map50, fgfa_map50
 from eventful.paper.evaluate.models import Weights
 from eventful.paper.evaluate.padding import PaddingCounter
 from eventful.paper.evaluate.runs import VideoResult
@@ -52,7 +52,7 @@ class DetectionJob:
         size = model.config.backbone.size
         step = contender(model, self.variant, size, maps=self.padding)
         counter = PaddingCounter(model.config.backbone.patch) if self.padding else None
-        kept = _Frames()
+        kept = FrameLog()
         for frame in islice(video, self.frames):
             pixels, placement = model.prepare(frame.pixels)
             (found,) = step(pixels, [placement])
@@ -68,7 +68,7 @@ class DetectionJob:
         return VideoResult(kept.tensors(), facts)
 
 
-class _Frames:
+class FrameLog:
     """Detections, truth and cost of every frame of a video."""
 
     def __init__(self) -> None:
@@ -80,11 +80,13 @@ class _Frames:
         return len(self.macs)
 
     def add(self, found: Detections, truth: Sequence[Box], macs: int) -> None:
+        """One more frame."""
         self.found.append(found.boxes_on_cpu())
         self.truth.append(truth)
         self.macs.append(macs)
 
     def tensors(self) -> dict[str, Tensor]:
+        """For a `VideoResult`."""
         nothing = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
         found = [*self.found, nothing]  # torch.cat needs one tensor at least
         objects = [box for frame in self.truth for box in frame]
@@ -103,7 +105,10 @@ class _Frames:
 
 
 def score(results: Iterable[VideoResult], classes: Sequence[str]) -> dict[str, Any]:
-    """Both mAP50s in percent, and the mean cost of a frame, from the results of all videos."""
+    """Both mAP50s in percent, and the mean cost of a frame, from the results of all videos.
+
+    COCO's is None where its library is missing.
+    """
     found: list[Detections] = []
     truth: list[list[Box]] = []
     macs = dense = 0
@@ -112,14 +117,15 @@ def score(results: Iterable[VideoResult], classes: Sequence[str]) -> dict[str, A
         truth += _truth(result.tensors)
         macs += int(result.tensors["macs"].sum())
         dense += result.facts["dense_macs"] * len(result.tensors["macs"])
-    coco, fgfa = coco_map50(found, truth, classes), fgfa_map50(found, truth, classes)
+    scores = {"fgfa_map50": fgfa_map50(found, truth, classes)}
+    if not coco_library():
+        scores["coco_map50"] = coco_map50(found, truth, classes)
     return {
-        "coco_map50": _percent(coco.value),
-        "fgfa_map50": _percent(fgfa.value),
+        **{name: _percent(score.value) for name, score in scores.items()},
         "operations": macs / max(len(found), 1) / 1e9,
         "dense_operations": dense / max(len(found), 1) / 1e9,
         "frames": len(found),
-        "detail": {"coco_map50": coco.to_dict(), "fgfa_map50": fgfa.to_dict()},
+        "detail": {name: score.to_dict() for name, score in scores.items()},
     }
 
 

@@ -21,18 +21,20 @@ from eventful.models.vivit.model import ViViT
 from eventful.paper.data.catalog import open_dataset
 from eventful.paper.data.problems import Problems
 from eventful.paper.data.records import VideoSet
+from eventful.paper.data.world import camera_of
 from eventful.paper.evaluate import action, detection, padding
 from eventful.paper.evaluate.experiment import Experiment
-from eventful.paper.evaluate.metrics import COCO_LIBRARY
+from eventful.paper.evaluate.gates import gate_thresholds
+from eventful.paper.evaluate.metrics import coco_library
 from eventful.paper.evaluate.models import Weights
 from eventful.paper.evaluate.report import Report, Row
 from eventful.paper.evaluate.runs import RunStore, VideoResult
 from eventful.paper.evaluate.variants import BASE, SKIP, Variant
 from eventful.paper.evaluate.workers import Item, Job, Workers
-from eventful.surgery import libraries
 from eventful.surgery.conversion import block_shapes
 
 TASKS = {"vitdet": "detection", "vivit": "action"}
+TUNED_ON = (5, 8)  # videos of the training split, and frames of each, to tune thresholds on
 
 
 @dataclass(frozen=True)
@@ -104,10 +106,8 @@ def evaluate(
 ) -> Report:
     """Measure every variant for which weights are given."""
     problems = Problems()
-    data = open_dataset(settings.data, settings.split, on_problem=problems)
-    data = replace(data, videos=data.videos[: settings.videos])
-    _check(experiment, data)
-    variants, left_out = _with_weights(experiment, settings)
+    data = opened(experiment, settings, problems)
+    variants, left_out = with_weights(experiment, settings)
     statistics: dict[str, float] = {}
     if experiment.kind == "padding":
         statistics = _padding(experiment, settings, data, problems)
@@ -118,33 +118,69 @@ def evaluate(
         )
     for variant in variants:
         _check_weights(variant, settings, data)
-    if any(variant.model == "vitdet" for variant in variants):
-        libraries.load(COCO_LIBRARY)  # raise now, not after hours of computing
-    described = _described(experiment, settings, data, variants)
-    with _folder(settings) as folder:
-        store = RunStore.open(folder, described, resume=settings.resume)
+    experiment, without = without_coco(experiment, variants)
+    variants = [_calibrated(variant, settings) for variant in variants]
+    about = described(experiment, settings, data, variants)
+    with folder_of(settings) as folder:
+        store = RunStore.open(folder, about, resume=settings.resume)
         with Workers(settings.workers, settings.device, settings.threads) as workers:
             run = _Run(experiment, settings, data, store, workers, progress or NoProgress())
-            rows, detail = _measure(run, variants)
+            rows, detail, groups = _measure(run, variants)
     noted = {f"annotation {i}": str(error) for i, error in enumerate(problems.found, start=1)}
     statistics |= detail.pop("padding", {})
     report = Report(
         experiment,
         tuple(rows),
-        described,
+        about,
         origin(settings.device),
-        left_out,
+        left_out | without,
         noted | run.problems,
         statistics,
         detail,
+        groups,
     )
     if settings.out is not None:
         report.write(settings.out)
     return report
 
 
-def _measure(run: _Run, variants: Sequence[Variant]) -> tuple[list[Row], dict[str, Any]]:
+def opened(experiment: Experiment, settings: Settings, problems: Problems) -> VideoSet:
+    """The videos to use, which must suit the experiment."""
+    data = open_dataset(settings.data, settings.split, on_problem=problems)
+    data = replace(data, videos=data.videos[: settings.videos])
+    _check(experiment, data)
+    return data
+
+
+def without_coco(
+    experiment: Experiment, variants: Sequence[Variant]
+) -> tuple[Experiment, dict[str, str]]:
+    """Where COCO's library is missing, the experiment with FGFA's score alone, and a note."""
+    missing = coco_library() if any(v.model == "vitdet" for v in variants) else ""
+    if not missing:
+        return experiment, {}
+    if experiment.metric == "coco_map50":
+        experiment = replace(experiment, metric="fgfa_map50")
+    return experiment, {"coco_map50": missing}
+
+
+def _calibrated(variant: Variant, settings: Settings) -> Variant:
+    """A variant with a threshold for each gate, tuned on the training split."""
+    if variant.per_gate is None or variant.preset == SKIP:
+        return variant
+    data = open_dataset(settings.data, "train", on_problem=Problems())
+    videos = data.videos[: TUNED_ON[0]]
+    model = weights_of(variant, settings).vitdet(settings.device)
+    return replace(variant, gates=gate_thresholds(model, variant, videos, TUNED_ON[1]))
+
+
+Groups = dict[str, tuple[Row, ...]]
+
+
+def _measure(run: _Run, variants: Sequence[Variant]) -> tuple[list[Row], dict[str, Any], Groups]:
     rows: dict[str, Row] = {}
+    groups: dict[str, list[Row]] = {}
+    cameras = {video.name: camera_of(video) for video in run.data}
     detail: dict[str, Any] = {}
     for planned in variants:
         variant = _with_share(planned, rows, run)
@@ -164,7 +200,12 @@ def _measure(run: _Run, variants: Sequence[Variant]) -> tuple[list[Row], dict[st
             **{"videos": len(results), **measured},
             skipped_videos=len(run.data) - len(results),
         )
-    return list(rows.values()), detail
+        for camera in dict.fromkeys(filter(None, cameras.values())):
+            own = [result for result in results if cameras[result.facts["name"]] == camera]
+            if own:
+                row = Row.of(variant, **{"videos": len(own), **_score(run, variant, own)})
+                groups.setdefault(camera, []).append(row)
+    return list(rows.values()), detail, {name: tuple(own) for name, own in groups.items()}
 
 
 def _with_share(variant: Variant, rows: Mapping[str, Row], run: _Run) -> Variant:
@@ -184,7 +225,7 @@ def _share_of_paper(variant: Variant, settings: Settings) -> float:
             "Frame skipping at equal cost: give r, or another preset to be equal to, or the share "
             "of the frames to compute."
         )
-    weights = _weights(variant, settings)
+    weights = weights_of(variant, settings)
     with torch.device("meta"):
         if variant.model == "vitdet":
             config = weights.vitdet_config()
@@ -215,7 +256,7 @@ def _results(run: _Run, variant: Variant) -> Iterator[VideoResult]:
 
 
 def _job(run: _Run, variant: Variant) -> Job:
-    settings, weights = run.settings, _weights(variant, run.settings)
+    settings, weights = run.settings, weights_of(variant, run.settings)
     if variant.model == "vitdet":
         counter = run.experiment.kind == "padding"
         return detection.DetectionJob(weights, variant, settings.frames, counter)
@@ -224,7 +265,8 @@ def _job(run: _Run, variant: Variant) -> Job:
     return action.ActionJob(weights, variant, plan)
 
 
-def _weights(variant: Variant, settings: Settings) -> Weights:
+def weights_of(variant: Variant, settings: Settings) -> Weights:
+    """The weights of a variant and how to run them."""
     size = (variant.size or settings.size) if variant.model == "vitdet" else None
     return Weights(settings.weights[variant.weights], size, settings.dtype)
 
@@ -241,7 +283,7 @@ def _padding(
     """Padding statistics from the image sizes alone."""
     variant = experiment.variants[0]
     if variant.weights in settings.weights:
-        config = _weights(variant, settings).vitdet_config()
+        config = weights_of(variant, settings).vitdet_config()
     else:
         config = detector_config(len(data.classes), variant.size or 1024, False, "bicubic")
     made = padding.mean_padding(data.videos, config, problems)
@@ -267,7 +309,7 @@ def _check(experiment: Experiment, data: VideoSet) -> None:
 
 def _check_weights(variant: Variant, settings: Settings, data: VideoSet) -> None:
     """Raise unless the weights have the data's classes and can run at this size."""
-    weights = _weights(variant, settings)
+    weights = weights_of(variant, settings)
     if variant.model == "vitdet":
         detector = weights.vitdet_config()
         known, size = detector.heads.classes, detector.backbone.size
@@ -289,9 +331,10 @@ def _check_weights(variant: Variant, settings: Settings, data: VideoSet) -> None
         )
 
 
-def _with_weights(
+def with_weights(
     experiment: Experiment, settings: Settings
 ) -> tuple[list[Variant], dict[str, str]]:
+    """The variants whose weights are given, and why the others are left out."""
     known = set(settings.weights)
     unknown = sorted(known - set(experiment.weights) - {BASE})
     if unknown:
@@ -308,7 +351,7 @@ def _with_weights(
     return kept, left_out
 
 
-def _described(
+def described(
     experiment: Experiment, settings: Settings, data: VideoSet, variants: Sequence[Variant]
 ) -> dict[str, Any]:
     """Everything the numbers depend on; two runs with equal values give equal numbers."""
@@ -335,7 +378,8 @@ def _described(
 
 
 @contextmanager
-def _folder(settings: Settings) -> Iterator[Path]:
+def folder_of(settings: Settings) -> Iterator[Path]:
+    """Where results are stored: the folder asked for, or one that is deleted afterwards."""
     if settings.out is not None:
         yield settings.out
         return

@@ -17,11 +17,12 @@ from typing import Any, Literal, get_args
 from eventful.errors import ConfigError
 from eventful.paper.evaluate.variants import SKIP, Published, Variant
 
-Kind = Literal["accuracy", "padding", "runtime"]
+Kind = Literal["accuracy", "padding", "runtime", "trace", "masks"]
+WORLD = "world-"  # begins the names of experiments on generated videos, which need no files
 
-_LISTS = ("r", "h", "fraction")
+_LISTS = ("r", "h", "fraction", "per_gate")
 _PUBLISHED = tuple(f.name for f in fields(Published))
-_VARIANT = tuple(f.name for f in fields(Variant) if f.name not in ("published", "share"))
+_VARIANT = tuple(f.name for f in fields(Variant) if f.name not in ("published", "share", "gates"))
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,17 @@ class Experiment:
     Attributes:
         name: name of its file.
         paper: where the paper shows it.
-        kind: `accuracy` against operations, statistics of `padding`, or `runtime`.
+        kind: `accuracy` against operations, statistics of `padding`, `runtime`, a `trace` of error
+            and operations frame by frame, or pictures of `masks`.
         model: `vitdet` or `vivit`; variants may name another.
         data: the dataset it needs.
         metric: the measured accuracy that corresponds to the published numbers.
         remark: differences from the paper, or details the paper does not state.
+        source: name of the generated videos it runs on unless other data is given.
+        split: of the source; '' for the one to evaluate on.
+        shipped: name of the trained model that is used unless other weights are given.
+        views: temporal x spatial views of a video, unless others are given; '' for the paper's.
+        schedule: of a trace, r by first frame, such as `0:256,16:32`; '' for the variants' own.
     """
 
     name: str
@@ -47,6 +54,11 @@ class Experiment:
     data: str = ""
     metric: str = "coco_map50"
     remark: str = ""
+    source: str = ""
+    split: str = ""
+    shipped: str = ""
+    views: str = ""
+    schedule: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -64,9 +76,18 @@ class Experiment:
 
 
 def names() -> tuple[str, ...]:
-    """The experiments that come with the package."""
+    """The experiments on the paper's data that come with the package."""
+    return tuple(name for name in _packaged() if not name.startswith(WORLD))
+
+
+def world_names() -> tuple[str, ...]:
+    """Those on generated videos, with models that come with the package."""
+    return tuple(name for name in _packaged() if name.startswith(WORLD))
+
+
+def _packaged() -> list[str]:
     files = (entry.name for entry in _folder().iterdir())
-    return tuple(sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml")))
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
 
 
 def load(name: str | Path) -> Experiment:
@@ -74,10 +95,10 @@ def load(name: str | Path) -> Experiment:
     path = Path(name)
     if path.suffix == ".toml" and path.is_file():
         return parse(path.read_text("utf-8"), path.stem)
-    if str(name) not in names():
+    if str(name) not in _packaged():
         raise ConfigError(
-            f"No experiment {str(name)!r}. There are {', '.join(names())}; a path to a .toml file "
-            "works, too."
+            f"No experiment {str(name)!r}. There are {', '.join(_packaged())}; a path to a .toml "
+            "file works, too."
         )
     return parse((_folder() / f"{name}.toml").read_text("utf-8"), str(name))
 
@@ -142,6 +163,7 @@ def skips(label: str | None, others: list[Variant], name: str = "Frame skipping"
             r=variant.r,
             fraction=variant.fraction,
             h=variant.h,
+            per_gate=variant.per_gate,
             like=variant.key,
             tuned_r=variant.tuned_r,
         )

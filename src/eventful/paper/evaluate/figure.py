@@ -30,11 +30,48 @@ STYLE = {
 }
 
 
+def pyplot_for_files() -> Any:
+    """Matplotlib without a window."""
+    load("matplotlib").use("Agg")
+    return load("matplotlib.pyplot")
+
+
+def draw_groups(report: Report, path: Path) -> list[Path]:
+    """Write small multiples: a panel for the videos of each camera, a line per label."""
+    pyplot = pyplot_for_files()
+    with pyplot.rc_context(STYLE):
+        count = len(report.groups)
+        figure, axes = pyplot.subplots(
+            1, count, figsize=(0.8 + 2.7 * count, 3.3), squeeze=False, sharex=True
+        )
+        lines = list(dict.fromkeys(_line(row) for row in report.rows if row.preset != DENSE))
+        for place, (axis, (name, rows)) in enumerate(
+            zip(axes[0], report.groups.items(), strict=True)
+        ):
+            _panel(axis, rows, lines, report, numbers=False)
+            axis.set_title(name, loc="left", fontsize=9.5)
+            if place:
+                axis.set_ylabel("")
+        figure.suptitle(
+            f"{report.experiment.title}, by camera", x=0.01, ha="left", fontsize=11.5, weight="bold"
+        )
+        _legend(figure, axes[0], published=False)
+        figure.tight_layout(rect=(0, 0.0, 1, 0.99))
+        return save(figure, [path])
+
+
+def save(figure: Any, paths: Sequence[Path]) -> list[Path]:
+    """Write a figure to each path, and close it."""
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, bbox_inches="tight", facecolor="white")
+    load("matplotlib.pyplot").close(figure)
+    return list(paths)
+
+
 def draw_tradeoff(report: Report, path: Path) -> list[Path]:
     """Write the figure as PNG and PDF: a panel per frame size, a line per label."""
-    matplotlib = load("matplotlib")
-    matplotlib.use("Agg")
-    pyplot = load("matplotlib.pyplot")
+    pyplot = pyplot_for_files()
     with pyplot.rc_context(STYLE):
         sizes = list(dict.fromkeys(row.size for row in report.rows))
         figure, axes = pyplot.subplots(
@@ -49,12 +86,7 @@ def draw_tradeoff(report: Report, path: Path) -> list[Path]:
         figure.suptitle(report.experiment.title, x=0.01, ha="left", fontsize=11.5, weight="bold")
         _legend(figure, axes[0], published=_published(report.rows))
         figure.tight_layout(rect=(0, 0.0, 1, 0.99))
-        written = [path, path.with_suffix(".pdf")]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for target in written:
-            figure.savefig(target, bbox_inches="tight", facecolor="white")
-        pyplot.close(figure)
-    return written
+        return save(figure, [path, path.with_suffix(".pdf")])
 
 
 def _line(row: Row) -> str:
@@ -63,16 +95,19 @@ def _line(row: Row) -> str:
     return row.label if row.tuned_r is None else f"{row.label}, tuned at r = {row.tuned_r}"
 
 
-def _panel(axis: Any, rows: Sequence[Row], lines: Sequence[str], report: Report) -> None:
+def _panel(
+    axis: Any, rows: Sequence[Row], lines: Sequence[str], report: Report, *, numbers: bool = True
+) -> None:
     from eventful.paper.evaluate.report import METRICS, UNITS
 
     metric = report.experiment.metric
-    for row in rows:
-        if row.preset == DENSE:
-            _dense(axis, row, metric)
+    dense = [row for row in rows if row.preset == DENSE]
+    for row, marker in zip(dense, ("*", *"pHd" * len(dense)), strict=False):
+        _dense(axis, row, metric, marker)
     for index, name in enumerate(lines):
         own = [row for row in rows if row.preset != DENSE and _line(row) == name]
-        _curve(axis, own, name, metric, index, few=len(lines) < 3)
+        shown = 0 if not numbers else len(own) if len(lines) < 3 else 1
+        _curve(axis, own, name, metric, index, shown)
     axis.set_xlabel(UNITS[report.experiment.model])
     axis.set_ylabel(f"{METRICS[metric]} (%)")
     axis.grid(color=GRID, linewidth=0.8)
@@ -84,19 +119,19 @@ def _panel(axis: Any, rows: Sequence[Row], lines: Sequence[str], report: Report)
         axis.spines[side].set_visible(False)
 
 
-def _dense(axis: Any, row: Row, metric: str) -> None:
+def _dense(axis: Any, row: Row, metric: str, marker: str) -> None:
     accuracy = getattr(row, metric)
     if accuracy is not None and row.operations is not None:
         axis.axhline(accuracy, color=FAINT, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
         axis.scatter(
-            [row.operations], [accuracy], s=95, marker="*", color=INK, zorder=4, label=row.label
+            [row.operations], [accuracy], s=95, marker=marker, color=INK, zorder=4, label=row.label
         )
     if row.published_accuracy is not None and row.published_operations is not None:
         axis.scatter(
             [row.published_operations],
             [row.published_accuracy],
             s=80,
-            marker="*",
+            marker=marker,
             facecolor="white",
             edgecolor=FAINT,
             zorder=3,
@@ -104,9 +139,13 @@ def _dense(axis: Any, row: Row, metric: str) -> None:
 
 
 def _curve(
-    axis: Any, rows: Sequence[Row], name: str, metric: str, index: int, *, few: bool
+    axis: Any, rows: Sequence[Row], name: str, metric: str, index: int, numbers: int
 ) -> None:
-    """The variants of one label: measured points, and in a lighter colour the published ones."""
+    """The variants of one label: measured points, and in a lighter colour the published ones.
+
+    Args:
+        numbers: how many points, from the cheapest on, have their r beside them.
+    """
     if not rows:
         return
     skipping = rows[0].preset == SKIP
@@ -127,8 +166,8 @@ def _curve(
         axis.plot(x, y, **look, markersize=5, lw=1.6, linestyle=dashes, zorder=3, label=name)
     for place, (cost, accuracy, row) in enumerate(measured):
         # With many lines only their ends have room for a number.
-        if row.r is not None and not skipping and (few or place == 0):
-            _beside(axis, str(row.r), cost, accuracy, colour)
+        if row.r is not None and not skipping and place < numbers:
+            _beside(axis, str(row.r), (cost, accuracy), colour, above=index % 2 == 1)
     printed = sorted(
         (row.published_operations, row.published_accuracy)
         for row in rows
@@ -139,12 +178,12 @@ def _curve(
         axis.plot(x, y, **look, alpha=0.45, markersize=4.5, mfc="white", lw=1.0, zorder=2)
 
 
-def _beside(axis: Any, text: str, cost: float, accuracy: float, colour: str) -> None:
-    """A small number under a point."""
+def _beside(axis: Any, text: str, point: tuple[float, float], colour: str, *, above: bool) -> None:
+    """A small number above or under a point."""
     axis.annotate(
         text,
-        (cost, accuracy),
-        xytext=(0, -11),
+        point,
+        xytext=(0, 6 if above else -11),
         textcoords="offset points",
         ha="center",
         fontsize=6.8,

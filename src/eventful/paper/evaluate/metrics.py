@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eventful.errors import ConfigError
+from eventful.errors import ConfigError, MissingDependencyError
 from eventful.models.vitdet.frames import Detections
 from eventful.paper.data.records import Box
 from eventful.paper.evaluate import precision
@@ -86,6 +86,15 @@ def coco_map50(
     library = load(COCO_LIBRARY)
     scores = coco_precisions(frames, classes, library.COCO, library.COCOeval_faster)
     return _score("coco_map50", scores, classes, frames, "faster-coco-eval")
+
+
+def coco_library() -> str:
+    """'' if COCO's score can be computed here, else what is missing."""
+    try:
+        load(COCO_LIBRARY)
+    except MissingDependencyError as error:
+        return str(error)
+    return ""
 
 
 def fgfa_map50(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from eventful import files
+from eventful.errors import MissingDependencyError
 from eventful.paper.evaluate.experiment import Experiment
 from eventful.paper.evaluate.variants import Variant
 
@@ -19,6 +22,9 @@ METRICS = {
     "top1": "top-1",
     "top5": "top-5",
 }
+_FROM_VARIANT = (
+    *("label", "preset", "model", "size", "r", "fraction", "h", "per_gate", "tuned_r", "share"),
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,7 @@ class Row:
     r: int | None = None
     fraction: float | None = None
     h: float | None = None
+    per_gate: float | None = None
     tuned_r: int | None = None
     share: float | None = None
     coco_map50: float | None = None
@@ -77,7 +84,7 @@ class Row:
         """The row of a variant; `measured` may hold more than a row does."""
         names = {f.name for f in fields(cls)}
         own = {"key": variant.key, "remark": variant.remark}
-        for name in ("label", "preset", "model", "size", "r", "fraction", "h", "tuned_r", "share"):
+        for name in _FROM_VARIANT:
             own[name] = getattr(variant, name)
         printed = {f"published_{k}": v for k, v in asdict(variant.published).items()}
         return cls(**{**own, **printed, **{k: v for k, v in measured.items() if k in names}})
@@ -99,6 +106,7 @@ class Report:
         problems: videos that could not be read, and why.
         statistics: numbers about the whole set, such as its padding.
         detail: per variant, further values of the metrics.
+        groups: rows of the videos of each camera alone, for generated videos.
     """
 
     experiment: Experiment
@@ -109,6 +117,7 @@ class Report:
     problems: dict[str, str] = field(default_factory=dict)
     statistics: dict[str, float] = field(default_factory=dict)
     detail: dict[str, Any] = field(default_factory=dict)
+    groups: dict[str, tuple[Row, ...]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -121,6 +130,7 @@ class Report:
             "metric": made.metric,
             "unit": UNITS[made.model],
             "rows": [asdict(row) for row in self.rows],
+            "groups": {name: [asdict(row) for row in rows] for name, rows in self.groups.items()},
             "statistics": self.statistics,
             "left_out": self.left_out,
             "problems": self.problems,
@@ -131,22 +141,52 @@ class Report:
         }
 
     def write(self, folder: Path, *, draw: bool = True) -> list[Path]:
-        """Write `results.json`, `results.csv` and, where there is something to draw, the figure."""
-        written = [folder / "results.json", folder / "results.csv"]
+        """Write `results.json`, the tables and, where there is something to draw, the figures."""
+        written = [folder / "results.json", *(folder / name for name in self.tables())]
         files.write_json(written[0], self.to_dict(), indent=2, durable=True)
-        files.write_bytes(written[1], self.csv().encode(), durable=True)
-        if draw and self.experiment.kind == "accuracy":
-            from eventful.paper.evaluate.figure import draw_tradeoff
+        for name, text in self.tables().items():
+            files.write_bytes(folder / name, text.encode(), durable=True)
+        if not draw:
+            return written
+        try:
+            return written + self.draw(folder)
+        except MissingDependencyError as error:  # the numbers took long; keep them
+            warnings.warn(f"No figures in {folder}: {error}", stacklevel=2)
+            return written
 
-            written += draw_tradeoff(self, folder / "figure.png")
+    def tables(self) -> dict[str, str]:
+        """CSV by file name."""
+        made = {"results.csv": self.csv()}
+        if self.groups:
+            rows = [(name, row) for name, rows in self.groups.items() for row in rows]
+            made["groups.csv"] = table([{"camera": n, **asdict(r), **self.origin} for n, r in rows])
+        return made
+
+    def draw(self, folder: Path) -> list[Path]:
+        """Write the figures of this kind of experiment."""
+        if self.experiment.kind != "accuracy":
+            return []
+        from eventful.paper.evaluate.figure import draw_groups, draw_tradeoff
+
+        written = draw_tradeoff(self, folder / "figure.png")
+        if len(self.groups) > 1:
+            written += draw_groups(self, folder / "groups.png")
         return written
 
     def csv(self) -> str:
         """The rows with their origin: device, versions and commit."""
-        text = io.StringIO()
         columns = [f.name for f in fields(Row)]
-        writer = csv.DictWriter(text, [*columns, *self.origin], lineterminator="\n")
-        writer.writeheader()
-        for row in self.rows:
-            writer.writerow({**asdict(row), **self.origin})
-        return text.getvalue()
+        return table([{**asdict(row), **self.origin} for row in self.rows], columns)
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
+    """Rows as CSV.
+
+    Args:
+        columns: of a table without rows.
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -46,6 +46,8 @@ class Variant:
         r: tokens to update; None for another policy.
         fraction: share of the tokens to update.
         h: threshold on the error.
+        per_gate: a threshold for each gate, which this share of its tokens exceeds on other videos.
+        gates: those thresholds, once they are known.
         share: of a `skip`, the share of the frames it computes.
         like: of a `skip`, the key of the variant whose measured cost it matches.
         weights: which of the given weights, where an experiment needs several.
@@ -61,6 +63,8 @@ class Variant:
     r: int | None = None
     fraction: float | None = None
     h: float | None = None
+    per_gate: float | None = None
+    gates: Mapping[str, float] | None = None
     share: float | None = None
     like: str | None = None
     weights: str = BASE
@@ -96,6 +100,8 @@ class Variant:
             return f"r{self.r}"
         if self.fraction is not None:
             return f"{self.fraction:.4g}".replace("0.", "f.", 1)
+        if self.per_gate is not None:
+            return f"gates{self.per_gate:g}"
         return "" if self.h is None else f"h{self.h:g}"
 
     @property
@@ -109,6 +115,10 @@ class Variant:
             return TopR(self.r)
         if self.fraction is not None:
             return TopFraction(self.fraction)
+        if self.gates is not None:
+            return Threshold(dict(self.gates))
+        if self.per_gate is not None:
+            return TopFraction(self.per_gate)  # under which the errors of the gates are recorded
         return None if self.h is None else Threshold(self.h)
 
     def config(self) -> Config | None:
@@ -135,5 +145,6 @@ class Variant:
         values = {name: getattr(self, name) for name in kept}
         config = self.config()
         values["options"] = dict(self.options)
+        values["gates"] = None if self.gates is None else dict(self.gates)
         values["config"] = None if config is None else config.to_dict()
         return {name: value for name, value in values.items() if value is not None}
