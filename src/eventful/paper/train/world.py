@@ -1,4 +1,4 @@
-"""Training on the procedural world: scenes are rendered on the device, step by step."""
+"""Training on the generated world: scenes are rendered on the device, step by step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ FIRST_SEED = 1_000_000  # of scenes to train on; those below are for validation 
 ASPECTS = (9 / 16, 9 / 16, 3 / 4, 1.0)  # heights of frames, as shares of their width
 _STREET_CAMERAS, _CLIP_CAMERAS = 5, 3  # the first so many of `CAMERAS`
 _CELL = 4  # pixels of the cells that tokens are asked about
-_BANK, _DETAIL = 1024, 96
+_BANK = 1024  # surfaces that scenes share
+_DETAIL = 96  # pixels of a figure's picture
 _LONG = 30.0  # seconds of a scene that frames are taken from
 
 
@@ -101,7 +102,8 @@ class Recorded:
         self.run(place, *key)  # makes what is made once
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Other threads may go on: one of the data loader pins memory.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             made = self.run(place, *key)
         return graph, place, made
 
