@@ -230,7 +230,8 @@ class TestSlots:
 def test_a_threshold_has_room_for_what_passed_at_the_last_frame(device):
     """Far more tokens than the first guess, and than fit a sample: one frame later all of them."""
     model = eventful.convert(
-        large_vit().to(device), Config.fast(Threshold(2.0), scene_cut=None, max_age=None)
+        large_vit().to(device),
+        Config.fast(Threshold(2.0), scene_cut=None, max_age=None, fallback=False),
     )
     stream = Stream(model)
     updated = []

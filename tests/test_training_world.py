@@ -62,7 +62,9 @@ def small(monkeypatch):
     }
     monkeypatch.setattr(shipped, "PHASES", short)
     monkeypatch.setattr("eventful.cli.train_run.PHASES", short)
-    monkeypatch.setattr(shipped, "VALIDATION", range(900_000, 900_002))
+    few = range(900_000, 900_002)
+    monkeypatch.setattr(shipped, "VALIDATION", few)
+    monkeypatch.setattr("eventful.cli.train_run.VALIDATION", few)
     yield
     world._bank.cache_clear()
 

@@ -393,7 +393,7 @@ def test_cameras_differ_whatever_the_seed():
 def test_visibility_of_lone_figures():
     """Wholly in view, nothing in front: about all of it, whatever the camera's turn."""
     seen = []
-    for seed in range(60):
+    for seed in range(40):
         video = world(seed, camera="cut", size=(144, 256))
         found = video.boxes([0])
         for row in found.seen[0].nonzero()[:, 0].tolist():
@@ -405,7 +405,7 @@ def test_visibility_of_lone_figures():
             inside = box[0] > 2 and box[1] > 2 and box[2] < 254 and box[3] < 142
             if apart and inside and box[2] - box[0] > 16:
                 seen.append(float(found.visibility[0, row]))
-    assert len(seen) > 12
+    assert len(seen) > 8
     assert sorted(seen)[len(seen) // 4] > 0.9  # trees and lamps may hide some
 
 
