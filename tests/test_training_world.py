@@ -23,7 +23,7 @@ from eventful.paper.train.processes import Processes
 from eventful.paper.train.recipes import Recipe
 from eventful.paper.train.shipped import PHASES, VALIDATION, train_shipped
 from eventful.paper.train.world import FIRST_SEED, TokenTask, collate
-from eventful.video.world import ACTIONS, CLASSES
+from eventful.video.world import ACTIONS, CLASSES, boxes_of
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 
@@ -104,11 +104,11 @@ class TestTokens:
         kinds = shot.actors.kind.long().gather(1, owner.clamp_min(0).flatten(1)).view_as(owner)
         labels = torch.where(owner >= 0, kinds, len(CLASSES))
         assert (owner >= 0).any()
-        features = torch.zeros(1, 8, 8, 8)
+        features, found = torch.zeros(1, 8, 8, 8), boxes_of(shot)
         task.classes = Answers(labels)
-        right = float(task(features, shot)["token_class"])
+        right = float(task(features, shot, found.boxes)["token_class"])
         task.classes = Answers(labels.roll(1, dims=2))
-        assert right < 0.01 < float(task(features, shot)["token_class"])
+        assert right < 0.01 < float(task(features, shot, found.boxes)["token_class"])
 
 
 def test_the_backbone_alone_leaves_the_heads_alone():

@@ -94,20 +94,9 @@ def watch(
             gate = find_gate(record, options.gate) if options.gate else paper_gate(record)
         view = UpdateView.of(picture[None], record, gate)
         view = view.cut(*shown.content(next(iter(record.layouts.values()))))
-        steps.append(
-            UpdateStep(
-                index=options.start + index,
-                view=view,
-                prediction=prediction,
-                updated=int(record.gates[gate].counts[0]),
-                tokens=next(iter(record.layouts.values())).tokens,
-                macs=record.macs,
-                dense_macs=record.dense_macs,
-                flush=record.flushed[0],
-                budget=budget.text if budget is not None else "",
-                ms=record.ms,
-            )
-        )
+        text = budget.text if budget is not None else ""
+        place = options.start + index
+        steps.append(UpdateStep.of(place, view, prediction, record, gate, budget=text))
     if not steps:
         raise MissingFileError(f"{options.source} has no frame {options.start}; start earlier.")
     return steps, gate

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eventful.models.vitdet.frames import Detections
+from eventful.rules.record import StepRecord
 from eventful.surgery.libraries import load
 from eventful.video.overlay import UpdateView, heat_picture, image, mask_picture
 
@@ -45,6 +46,25 @@ class UpdateStep:
     flush: bool
     budget: str = ""
     ms: float = 0.0
+
+    @classmethod
+    def of(
+        cls, index: int, view: UpdateView, prediction: Tensor, record: StepRecord, gate: str,
+        *, budget: str = "",
+    ) -> UpdateStep:  # fmt: skip
+        """What a record says of one gate."""
+        return cls(
+            index=index,
+            view=view,
+            prediction=prediction,
+            updated=int(record.gates[gate].counts[0]),
+            tokens=next(iter(record.layouts.values())).tokens,
+            macs=record.macs,
+            dense_macs=record.dense_macs,
+            flush=record.flushed[0],
+            budget=budget,
+            ms=record.ms,
+        )
 
 
 def with_boxes(frame: Tensor, found: Detections, texts: Sequence[str]) -> Tensor:

@@ -16,14 +16,13 @@ from eventful.errors import ConfigError
 from eventful.models.vitdet.frames import Detections, Placement
 from eventful.models.vitdet.model import ViTDet
 from eventful.paper.data.problems import Problems
-from eventful.paper.data.records import Box, Frame, Video
+from eventful.paper.data.records import Box, Video
 from eventful.paper.data.world import camera_of
 from eventful.paper.evaluate import evaluation
 from eventful.paper.evaluate.evaluation import NoProgress, Progress, Settings
 from eventful.paper.evaluate.experiment import Experiment
 from eventful.paper.evaluate.report import Report, Row, table
 from eventful.paper.evaluate.variants import Variant
-from eventful.rules.record import StepRecord
 from eventful.stream import Stream
 from eventful.surgery.conversion import convert
 from eventful.surgery.libraries import load
@@ -129,28 +128,13 @@ def _watch(
         rows, columns = (-(-side // model.config.backbone.patch) for side in placement.content)
         view = UpdateView.of(picture[None], record, gate).cut(rows, columns)
         shown = with_boxes(picture, *_texts(found, classes))
-        seen.steps.append(_step(frame, view, shown, record, gate))
+        seen.steps.append(UpdateStep.of(frame.index, view, shown, record, gate))
         inside = _inside(frame.boxes, placement, (rows, columns), model.config.backbone.patch)
         flush = record.flushed[0]
         where = {"video": video.name, "camera": name, "frame": frame.index, "flush": int(flush)}
         seen.rows.append({**where, **_where(view, inside)})
         progress.advance(1)
     return seen, gate
-
-
-def _step(
-    frame: Frame, view: UpdateView, shown: Tensor, record: StepRecord, gate: str
-) -> UpdateStep:
-    return UpdateStep(
-        index=frame.index,
-        view=view,
-        prediction=shown,
-        updated=int(record.gates[gate].counts[0]),
-        tokens=next(iter(record.layouts.values())).tokens,
-        macs=record.macs,
-        dense_macs=record.dense_macs,
-        flush=record.flushed[0],
-    )
 
 
 def _texts(found: Detections, classes: Sequence[str]) -> tuple[Detections, list[str]]:

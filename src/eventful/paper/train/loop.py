@@ -19,6 +19,7 @@ from eventful.models.vitdet import ViTDet
 from eventful.models.vitdet.backbone import ViTDetBackbone
 from eventful.paper.train.world import Recorded, Scenes, as_inputs, street_frames
 from eventful.rules.relative import RelativePosition
+from eventful.video.world import boxes_of
 
 FRAMES = 4  # of a scene: one computed whole, then eventful ones
 
@@ -171,7 +172,7 @@ class LoopObjective(nn.Module):
         model, side = self.model, self.model.config.backbone.size
         with torch.autocast(scenes.seeds.device.type, enabled=False):
             shot = self.frames(scenes.seeds, side, scenes.aspect, scenes.exposures, True, FRAMES)
-            pixels, targets, places = as_inputs(shot, side)
+            pixels, targets, places = as_inputs(shot, boxes_of(shot), side)
         trunk, each = model.backbone, pixels.unflatten(0, (-1, FRAMES))
         low, high = self.tokens
         r = round(low * (high / low) ** float(torch.rand(())))

@@ -176,9 +176,9 @@ def score_detector(model: ViTDet, seeds: Sequence[int]) -> DetectionScore:
     for number, first in enumerate(range(0, len(seeds), 32)):
         some = torch.tensor(seeds[first : first + 32], dtype=torch.int32, device=device)
         shot = street_frames(some, side, ASPECTS[number % len(ASPECTS)], 3, False)
-        pixels, _, places = as_inputs(shot, side)
-        found += [part.boxes_on_cpu() for part in model.eval()(pixels, places)]
         boxes = boxes_of(shot)
+        pixels, _, places = as_inputs(shot, boxes, side)
+        found += [part.boxes_on_cpu() for part in model.eval()(pixels, places)]
         boxes = Boxes(**{key: value.cpu() for key, value in vars(boxes).items()})
         truth += [boxes_in(boxes, index) for index in range(len(some))]
     return fgfa_map50(found, truth, CLASSES)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from eventful.models.vitdet import Placement, Target, ViTDet
 from eventful.models.vitdet.frames import PIXEL_MEAN, PIXEL_STD
 from eventful.models.vivit import ViViT, steps, views
-from eventful.video.world import ACTIONS, CLASSES, RATE, Shot, boxes_of, render
+from eventful.video.world import ACTIONS, CLASSES, RATE, Boxes, Shot, boxes_of, render
 from eventful.video.world.actions import SECONDS, cast_for
 from eventful.video.world.chance import choice, uniform
 from eventful.video.world.sprites import SIDE
@@ -116,6 +116,15 @@ def _bank(device: torch.device) -> Surfaces:
     return Surfaces(**{name: torch.cat([vars(p)[name] for p in parts]) for name in vars(parts[0])})
 
 
+def _surfaces(seeds: Tensor, frames: int, banked: bool) -> tuple[Surfaces, Tensor]:
+    """Pictures, and whose of them each frame has: of a bank, or those of each scene alone."""
+    if banked:
+        pictures, which = _bank(seeds.device), choice(_BANK, seeds, 404).long()
+    else:
+        pictures, which = Surfaces.make(seeds), torch.arange(len(seeds), device=seeds.device)
+    return pictures, which.repeat_interleave(frames)
+
+
 @torch.no_grad()
 def street_frames(
     seeds: Tensor, side: int, aspect: float, exposures: int, banked: bool = True, frames: int = 1
@@ -135,22 +144,18 @@ def street_frames(
     seconds = each(uniform(seeds, 401, high=_LONG)) + number * gap
     modes = each(choice(_STREET_CAMERAS, seeds, 402))
     size = (max(16, round(side * aspect / 16) * 16), side)
-    if banked:
-        surfaces = (_bank(seeds.device), each(choice(_BANK, seeds, 404)).long())
-    else:
-        surfaces = (Surfaces.make(seeds), each(torch.arange(len(seeds), device=seeds.device)))
     return render(
-        each(seeds), modes, seconds, size, actors, surfaces=surfaces, exposures=exposures,
+        each(seeds), modes, seconds, size, actors, surfaces=_surfaces(seeds, frames, banked),
+        exposures=exposures,
         detail=_DETAIL if banked else SIDE,
     )  # fmt: skip
 
 
-def as_inputs(shot: Shot, side: int) -> tuple[Tensor, list[Target], list[Placement]]:
-    """A shot as `ViTDet.losses` takes it."""
+def as_inputs(shot: Shot, found: Boxes, side: int) -> tuple[Tensor, list[Target], list[Placement]]:
+    """A shot, and the boxes in it, as `ViTDet.losses` takes them."""
     height, width = shot.pixels.shape[2:]
     mean, std = (shot.pixels.new_tensor(v).view(1, 3, 1, 1) for v in (PIXEL_MEAN, PIXEL_STD))
     pixels = F.pad((shot.pixels * 255 - mean) / std, (0, side - width, 0, side - height))
-    found = boxes_of(shot)
     wanted, spared = found.seen & ~found.ignore, found.seen & found.ignore
     # A box without area is no object.
     boxes, ignored = (found.boxes * mask[..., None] for mask in (wanted, spared))
@@ -172,8 +177,8 @@ class TokenTask(nn.Module):
         self.classes = nn.Linear(dim, self.cells * (len(CLASSES) + 1))
         self.reach = nn.Linear(dim, self.cells * 4)
 
-    def forward(self, features: Tensor, shot: Shot) -> dict[str, Tensor]:
-        """Losses of features (B, D, h, w) that may reach beyond the frame."""
+    def forward(self, features: Tensor, shot: Shot, boxes: Tensor) -> dict[str, Tensor]:
+        """Losses of features (B, D, h, w) that may reach beyond the frame, with boxes (B, n, 4)."""
         height, width = (size // _CELL for size in shot.pixels.shape[2:])
         tokens = self.norm(features.permute(0, 2, 3, 1))
         logits = self._spread(self.classes(tokens))[:, :, :height, :width]
@@ -185,7 +190,6 @@ class TokenTask(nn.Module):
         labels = torch.where(held, kinds, torch.full_like(kinds, len(CLASSES)))
         wrong = F.cross_entropy(logits.float(), labels, reduction="none")
         weight = torch.where(held, 1.0, 0.25)
-        boxes = boxes_of(shot).boxes
         place = owner.clamp_min(0).flatten(1)[..., None].expand(-1, -1, 4)
         mine = boxes.gather(1, place).view(*owner.shape, 4).permute(0, 3, 1, 2)
         y = (torch.arange(height, device=owner.device) * _CELL + half)[:, None]
@@ -228,9 +232,10 @@ class StreetObjective(nn.Module):
         side = self.model.config.backbone.size
         with torch.autocast(scenes.seeds.device.type, enabled=False):
             shot = self.frames(scenes.seeds, side, scenes.aspect, scenes.exposures)
-            pixels, targets, placements = as_inputs(shot, side)
+            found = boxes_of(shot)
+            pixels, targets, placements = as_inputs(shot, found, side)
         features = self.model.backbone(pixels)
-        losses = self.tokens(features, shot)
+        losses = self.tokens(features, shot, found.boxes)
         if self.boxes:
             losses |= self.model.head_losses(features, targets, placements)
         return losses
@@ -246,13 +251,9 @@ def motion_clips(seeds: Tensor, frames: int, side: int, banked: bool = True) -> 
     def each(values: Tensor) -> Tensor:
         return values.repeat_interleave(frames)
 
-    if banked:
-        pictures = (_bank(seeds.device), each(choice(_BANK, seeds, 404)).long())
-    else:
-        pictures = (Surfaces.make(seeds), each(torch.arange(len(seeds), device=seeds.device)))
     shot = render(
         each(seeds), each(modes), moment.repeat(len(seeds)), (side, side), cast_for(each(labels)),
-        surfaces=pictures, exposures=1, detail=64,
+        surfaces=_surfaces(seeds, frames, banked), exposures=1, detail=64,
     )  # fmt: skip
     return shot, labels
 
@@ -261,8 +262,8 @@ class MotionObjective(nn.Module):
     """ViViT on clips of motions, whole: spatial and temporal model together.
 
     The spatial model's tokens are also asked what is in their patches, and its vectors where those
-    who act are: from the motion's name alone it learns nothing for thousands of steps. The layers
-    for that are not part of the model.
+    who act are: in 1357 steps by the motion's name and these places alone it learned nothing. The
+    layers for that are not part of the model.
     """
 
     def __init__(self, model: ViViT, dropout: float) -> None:
@@ -285,8 +286,9 @@ class MotionObjective(nn.Module):
         logits = self.model.classify(vectors.unflatten(0, (len(labels), -1)))
         first = shot.every(config.tubelet)
         side = config.size // config.patch
-        losses = self.tokens(tokens[:, 1:].transpose(1, 2).unflatten(2, (side, side)), first)
         found = boxes_of(first)
+        image = tokens[:, 1:].transpose(1, 2).unflatten(2, (side, side))
+        losses = self.tokens(image, first, found.boxes)
         losses["token_place"] = self._places(tokens[:, 1:], first, found.boxes)
         places, seen = found.boxes[:, :2] / config.size, found.seen[:, :2]
         off = (self.where(vectors).unflatten(-1, (2, 4)).float() - places).abs().mean(dim=-1)
