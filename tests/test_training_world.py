@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from eventful.errors import ConfigError
 from eventful.models.loading import load_model
 from eventful.models.vitdet import BackboneConfig, HeadConfig, ViTDet, ViTDetConfig
+from eventful.models.vitdet.boxes import nonempty
 from eventful.models.vivit import ViViT, ViViTConfig
 from eventful.paper.data.world import SPLITS
 from eventful.paper.train import checkpoints, shipped, world
@@ -109,6 +110,22 @@ class TestTokens:
         right = float(task(features, shot, found.boxes)["token_class"])
         task.classes = Answers(labels.roll(1, dims=2))
         assert right < 0.01 < float(task(features, shot, found.boxes)["token_class"])
+
+
+def test_what_is_to_be_ignored_is_no_object():
+    seeds = torch.arange(40, 46, dtype=torch.int32)
+    shot = world.street_frames(seeds, 128, 9 / 16, 1)
+    found = boxes_of(shot)
+    assert (found.seen & found.ignore).any()
+    pixels, targets, places = world.as_inputs(shot, found, 128)
+    assert pixels.shape == (6, 3, 128, 128)
+    assert {place.content for place in places} == {tuple(shot.pixels.shape[2:])}
+    for row, target in enumerate(targets):
+        wanted = found.seen[row] & ~found.ignore[row]
+        assert torch.equal(target.boxes[nonempty(target.boxes)], found.boxes[row, wanted])
+        assert torch.equal(target.labels[nonempty(target.boxes)], found.labels[row, wanted])
+        spared = found.seen[row] & found.ignore[row]
+        assert torch.equal(target.ignored[nonempty(target.ignored)], found.boxes[row, spared])
 
 
 def test_the_backbone_alone_leaves_the_heads_alone():
