@@ -23,7 +23,7 @@ from eventful.paper.train.loop import LoopObjective
 from eventful.paper.train.processes import Processes
 from eventful.paper.train.recipes import Recipe
 from eventful.paper.train.shipped import PHASES, VALIDATION, train_shipped
-from eventful.paper.train.world import FIRST_SEED, TokenTask, collate
+from eventful.paper.train.world import FIRST_SEED, Sight, TokenTask, collate
 from eventful.video.world import ACTIONS, CLASSES, boxes_of
 
 ALONE = Processes(0, 1, torch.device("cpu"))
@@ -56,7 +56,12 @@ def small(monkeypatch):
     monkeypatch.setattr(shipped, "MODELS", {"detector": tiny_detector, "actions": tiny_actions})
     short = {
         name: tuple(
-            replace(phase, steps=2, recipe=replace(phase.recipe, batch=2, precision="float32"))
+            replace(
+                phase,
+                steps=2,
+                kept=phase.kept and 4,
+                recipe=replace(phase.recipe, batch=2, precision="float32"),
+            )  # fmt: skip
             for phase in phases
         )
         for name, phases in PHASES.items()
@@ -73,7 +78,7 @@ def small(monkeypatch):
 def test_no_scene_is_both_trained_on_and_scored_on():
     trained = range(FIRST_SEED, SPLITS["train"].start)
     for phases in PHASES.values():
-        assert sum(phase.steps * phase.recipe.batch for phase in phases) < len(trained)
+        assert sum(phase.scenes for phase in phases) < len(trained)
     for held in (SPLITS["val"], SPLITS["test"], VALIDATION):
         assert held.stop <= trained.start
 
@@ -107,9 +112,9 @@ class TestTokens:
         assert (owner >= 0).any()
         features, found = torch.zeros(1, 8, 8, 8), boxes_of(shot)
         task.classes = Answers(labels)
-        right = float(task(features, shot, found.boxes)["token_class"])
+        right = float(task(features, Sight.of(shot, found))["token_class"])
         task.classes = Answers(labels.roll(1, dims=2))
-        assert right < 0.01 < float(task(features, shot, found.boxes)["token_class"])
+        assert right < 0.01 < float(task(features, Sight.of(shot, found))["token_class"])
 
 
 def test_what_is_to_be_ignored_is_no_object():
@@ -261,7 +266,7 @@ def test_the_time_of_a_run_is_that_of_all_its_phases(tmp_path, monkeypatch):
 
 
 def test_scenes_of_the_dataset_are_not_trained_on(tmp_path):
-    many = [replace(PHASES["actions"][0], steps=10**6)]
+    many = [replace(PHASES["actions"][0], kept=None, steps=10**6)]
     with pytest.raises(ConfigError, match="world:street"):
         train_shipped("actions", tmp_path, ALONE, phases=many)
 

@@ -18,19 +18,16 @@ from eventful.paper.data.world import SPLITS, boxes_in
 from eventful.paper.evaluate.metrics import DetectionScore, fgfa_map50
 from eventful.paper.train.engine import LoopOptions, StepProgress, Trainer
 from eventful.paper.train.export import save_model
+from eventful.paper.train.motions import MotionObjective, clips_of, motion_clips, normalised
 from eventful.paper.train.processes import Processes
 from eventful.paper.train.recipes import Recipe
 from eventful.paper.train.world import (
     ASPECTS,
     FIRST_SEED,
-    MotionObjective,
     SceneSeeds,
     StreetObjective,
     as_inputs,
-    clips_of,
     collate,
-    motion_clips,
-    normalised,
     street_frames,
 )
 from eventful.video.world import ACTIONS, CLASSES, Boxes, boxes_of
@@ -71,16 +68,25 @@ class Phase:
     Attributes:
         steps: of the whole phase.
         prepare: makes the objective ready for it.
+        kept: how many scenes are rendered once and used again; by default each sample is of
+            another scene.
     """
 
     name: str
     steps: int
     recipe: Recipe
     prepare: Callable[[nn.Module], None] = lambda objective: None
+    kept: int | None = None
+
+    @property
+    def scenes(self) -> int:
+        """How many different scenes it uses."""
+        return self.kept or self.steps * self.recipe.batch
 
     def scaled(self, factor: float) -> Phase:
         """The same with more or fewer steps."""
-        return replace(self, steps=max(1, round(self.steps * factor)))
+        kept = self.kept and max(1, round(self.kept * min(1.0, factor)))
+        return replace(self, steps=max(1, round(self.steps * factor)), kept=kept)
 
 
 def _with_boxes(objective: nn.Module) -> None:
@@ -99,8 +105,9 @@ PHASES: dict[str, tuple[Phase, ...]] = {
     "detector": (
         Phase("tokens", 1314, _recipe(64, 1e-3)),
         Phase("boxes", 1880, _recipe(32, 6e-4), _with_boxes),
+        Phase("more", 1650, _recipe(64, 5e-4), _with_boxes),
     ),
-    "actions": (Phase("clips", 2600, _recipe(32, 8e-4)),),
+    "actions": (Phase("clips", 10000, _recipe(32, 1e-3), kept=16384),),
 }
 
 
@@ -115,8 +122,8 @@ def train_shipped(
 ) -> ViTDet | ViViT | None:
     """Train one of the models that come with the package; None if time ended before it did.
 
-    Resumes from the checkpoints of the folder, phase after phase, and writes `model.safetensors`
-    in the end.
+    Resumes from the checkpoints of the folder, in the last phase that has one, and writes
+    `model.safetensors` in the end.
     """
     if name not in PHASES:
         raise ConfigError(f"No model {name!r}; there are {', '.join(PHASES)}.")
@@ -131,13 +138,18 @@ def train_shipped(
     options = options or LoopOptions()
     limit = options.seconds
     chosen = list(phases or PHASES[name])
-    if FIRST_SEED + sum(p.steps * p.recipe.batch for p in chosen) > SPLITS["train"].start:
+    if FIRST_SEED + sum(p.scenes for p in chosen) > SPLITS["train"].start:
         raise ConfigError("So many steps would use the scenes of world:street; train fewer.")
-    for phase in chosen:
+    begun = [n for n, p in enumerate(chosen) if any((folder / p.name / "checkpoints").glob("*"))]
+    done = chosen[: begun[-1]] if begun else []
+    first += sum(phase.scenes for phase in done)
+    for phase in chosen[len(done) :]:
         if limit is not None:
             options = replace(options, seconds=max(0.0, limit - (time.monotonic() - began)))
         phase.prepare(objective)
-        scenes = SceneSeeds(phase.steps * phase.recipe.batch, first)
+        if phase.kept and isinstance(objective, MotionObjective):
+            objective.keep(range(FIRST_SEED + first, FIRST_SEED + first + phase.kept))
+        scenes = SceneSeeds(phase.steps * phase.recipe.batch, phase.kept, first)
         trainer = Trainer(
             objective, scenes, phase.recipe, folder / phase.name, processes, collate=collate,
             about={"model": model.config.to_dict(), "steps": phase.steps}, options=options,
@@ -145,7 +157,7 @@ def train_shipped(
         trainer.on_step = _named(phase.name, on_step)
         if trainer.fit().epoch < phase.recipe.epochs:
             return None
-        first += len(scenes)
+        first += phase.scenes
     if processes.first:
         save_model(model, folder / "model.safetensors", classes=CLASSES_OF[name])
         half = torch.float16  # as it comes with the package

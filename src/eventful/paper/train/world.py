@@ -13,9 +13,7 @@ from torch.nn import functional as F
 
 from eventful.models.vitdet import Placement, Target, ViTDet
 from eventful.models.vitdet.frames import PIXEL_MEAN, PIXEL_STD
-from eventful.models.vivit import ViViT, steps, views
-from eventful.video.world import ACTIONS, CLASSES, RATE, Boxes, Shot, boxes_of, render
-from eventful.video.world.actions import SECONDS, cast_for
+from eventful.video.world import CLASSES, RATE, Boxes, Shot, boxes_of, render
 from eventful.video.world.chance import choice, uniform
 from eventful.video.world.sprites import SIDE
 from eventful.video.world.surfaces import Surfaces
@@ -23,8 +21,8 @@ from eventful.video.world.tracks import actors
 
 FIRST_SEED = 1_000_000  # of scenes to train on; those below are for validation and tests
 ASPECTS = (9 / 16, 9 / 16, 3 / 4, 1.0)  # heights of frames, as shares of their width
-_STREET_CAMERAS, _CLIP_CAMERAS = 5, 3  # the first so many of `CAMERAS`
-_CELL = 4  # pixels of the cells that tokens are asked about
+_STREET_CAMERAS = 5  # the first so many of `CAMERAS`
+CELL = 4  # pixels of the cells that tokens are asked about
 _BANK = 1024  # surfaces that scenes share
 _DETAIL = 96  # pixels of a figure's picture
 _LONG = 30.0  # seconds of a scene that frames are taken from
@@ -48,20 +46,24 @@ class Scenes:
 
 
 class SceneSeeds:
-    """Scenes to train on; every epoch has others.
+    """Scenes to train on.
 
     Args:
+        count: samples of an epoch.
+        scenes: how many different ones there are; by default each sample is of another, in every
+            epoch.
         first: scenes that were used before.
     """
 
-    def __init__(self, count: int, first: int = 0) -> None:
-        self.count, self.first, self.epoch = count, first, 0
+    def __init__(self, count: int, scenes: int | None = None, first: int = 0) -> None:
+        self.count, self.scenes, self.first, self.epoch = count, scenes, first, 0
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> int:
-        return FIRST_SEED + self.first + self.epoch * self.count + index
+        number = self.epoch * self.count + index
+        return FIRST_SEED + self.first + (number % self.scenes if self.scenes else number)
 
 
 def collate(seeds: Sequence[int]) -> Scenes:
@@ -116,7 +118,7 @@ def _bank(device: torch.device) -> Surfaces:
     return Surfaces(**{name: torch.cat([vars(p)[name] for p in parts]) for name in vars(parts[0])})
 
 
-def _surfaces(seeds: Tensor, frames: int, banked: bool) -> tuple[Surfaces, Tensor]:
+def surfaces_for(seeds: Tensor, frames: int, banked: bool) -> tuple[Surfaces, Tensor]:
     """Pictures, and whose of them each frame has: of a bank, or those of each scene alone."""
     if banked:
         pictures, which = _bank(seeds.device), choice(_BANK, seeds, 404).long()
@@ -145,7 +147,7 @@ def street_frames(
     modes = each(choice(_STREET_CAMERAS, seeds, 402))
     size = (max(16, round(side * aspect / 16) * 16), side)
     return render(
-        each(seeds), modes, seconds, size, actors, surfaces=_surfaces(seeds, frames, banked),
+        each(seeds), modes, seconds, size, actors, surfaces=surfaces_for(seeds, frames, banked),
         exposures=exposures,
         detail=_DETAIL if banked else SIDE,
     )  # fmt: skip
@@ -163,6 +165,30 @@ def as_inputs(shot: Shot, found: Boxes, side: int) -> tuple[Tensor, list[Target]
     return pixels, targets, [Placement((height, width), (height, width))] * len(pixels)
 
 
+@dataclass(frozen=True)
+class Sight:
+    """What is where in B frames, as tokens are asked about it.
+
+    Attributes:
+        owner: (B, h, w) whose each cell of 4 x 4 pixels is: a column of the others, or -1.
+        kinds: (B, n) classes of everybody.
+        boxes: (B, n, 4).
+        seen: (B, n) whether anything is seen of them.
+    """
+
+    owner: Tensor
+    kinds: Tensor
+    boxes: Tensor
+    seen: Tensor
+
+    @classmethod
+    def of(cls, shot: Shot, found: Boxes) -> Sight:
+        """That of the frames of a shot."""
+        half = CELL // 2
+        owner = shot.owner[:, half::CELL, half::CELL]
+        return cls(owner, shot.actors.kind.long(), found.boxes, found.seen)
+
+
 class TokenTask(nn.Module):
     """Asks each token what is in its patch: the class of every cell, and how far its box reaches.
 
@@ -172,28 +198,28 @@ class TokenTask(nn.Module):
 
     def __init__(self, dim: int, patch: int) -> None:
         super().__init__()
-        self.cells = (patch // _CELL) ** 2
+        self.cells = (patch // CELL) ** 2
         self.norm = nn.LayerNorm(dim)
         self.classes = nn.Linear(dim, self.cells * (len(CLASSES) + 1))
         self.reach = nn.Linear(dim, self.cells * 4)
 
-    def forward(self, features: Tensor, shot: Shot, boxes: Tensor) -> dict[str, Tensor]:
-        """Losses of features (B, D, h, w) that may reach beyond the frame, with boxes (B, n, 4)."""
-        height, width = (size // _CELL for size in shot.pixels.shape[2:])
+    def forward(self, features: Tensor, sight: Sight) -> dict[str, Tensor]:
+        """Losses of features (B, D, h, w) that may reach beyond the frame."""
+        owner, boxes = sight.owner.long(), sight.boxes
+        height, width = owner.shape[1:]
         tokens = self.norm(features.permute(0, 2, 3, 1))
         logits = self._spread(self.classes(tokens))[:, :, :height, :width]
         reach = self._spread(self.reach(tokens))[:, :, :height, :width]
-        half = _CELL // 2
-        owner = shot.owner[:, half::_CELL, half::_CELL]
         held = owner >= 0
-        kinds = shot.actors.kind.long().gather(1, owner.clamp_min(0).flatten(1)).view_as(owner)
+        kinds = sight.kinds.gather(1, owner.clamp_min(0).flatten(1)).view_as(owner)
         labels = torch.where(held, kinds, torch.full_like(kinds, len(CLASSES)))
         wrong = F.cross_entropy(logits.float(), labels, reduction="none")
         weight = torch.where(held, 1.0, 0.25)
         place = owner.clamp_min(0).flatten(1)[..., None].expand(-1, -1, 4)
         mine = boxes.gather(1, place).view(*owner.shape, 4).permute(0, 3, 1, 2)
-        y = (torch.arange(height, device=owner.device) * _CELL + half)[:, None]
-        x = (torch.arange(width, device=owner.device) * _CELL + half)[None, :]
+        half = CELL // 2
+        y = (torch.arange(height, device=owner.device) * CELL + half)[:, None]
+        x = (torch.arange(width, device=owner.device) * CELL + half)[None, :]
         edges = torch.stack([x - mine[:, 0], y - mine[:, 1], mine[:, 2] - x, mine[:, 3] - y], dim=1)
         goal = edges.clamp_min(0).sqrt() / 4
         off = (reach.float() - goal).abs().mean(dim=1) * held
@@ -235,85 +261,7 @@ class StreetObjective(nn.Module):
             found = boxes_of(shot)
             pixels, targets, placements = as_inputs(shot, found, side)
         features = self.model.backbone(pixels)
-        losses = self.tokens(features, shot, found.boxes)
+        losses = self.tokens(features, Sight.of(shot, found))
         if self.boxes:
             losses |= self.model.head_losses(features, targets, placements)
         return losses
-
-
-@torch.no_grad()
-def motion_clips(seeds: Tensor, frames: int, side: int, banked: bool = True) -> tuple[Shot, Tensor]:
-    """The frames of one clip of each scene, one clip after the other, and the labels (B,)."""
-    labels = (seeds % len(ACTIONS)).long()
-    modes = choice(_CLIP_CAMERAS, seeds, 403)
-    moment = torch.arange(frames, device=seeds.device) * (SECONDS / frames)
-
-    def each(values: Tensor) -> Tensor:
-        return values.repeat_interleave(frames)
-
-    shot = render(
-        each(seeds), each(modes), moment.repeat(len(seeds)), (side, side), cast_for(each(labels)),
-        surfaces=_surfaces(seeds, frames, banked), exposures=1, detail=64,
-    )  # fmt: skip
-    return shot, labels
-
-
-class MotionObjective(nn.Module):
-    """ViViT on clips of motions, whole: spatial and temporal model together.
-
-    The spatial model's tokens are also asked what is in their patches, and its vectors where those
-    who act are: in 1357 steps by the motion's name and these places alone it learned nothing. The
-    layers for that are not part of the model.
-    """
-
-    def __init__(self, model: ViViT, dropout: float) -> None:
-        super().__init__()
-        self.model, self.clips = model, Recorded(motion_clips)
-        self.tokens = TokenTask(model.config.dim, model.config.patch)
-        self.where = nn.Linear(model.config.dim, 8)
-        self.around = nn.Linear(model.config.dim, 4)
-        model.dropout.p = dropout
-
-    def forward(self, scenes: Scenes) -> dict[str, Tensor]:
-        """Losses of one step."""
-        config, spatial = self.model.config, self.model.spatial
-        with torch.autocast(scenes.seeds.device.type, enabled=False):
-            shot, labels = self.clips(scenes.seeds, config.frames, config.size)
-            clips = normalised(clips_of(shot, len(labels)))
-        cut = torch.stack(steps(clips, config.tubelet), dim=1).flatten(0, 1)
-        tokens = spatial.forward_features(cut)
-        vectors = spatial.norm(tokens[:, 0])
-        logits = self.model.classify(vectors.unflatten(0, (len(labels), -1)))
-        first = shot.every(config.tubelet)
-        side = config.size // config.patch
-        found = boxes_of(first)
-        image = tokens[:, 1:].transpose(1, 2).unflatten(2, (side, side))
-        losses = self.tokens(image, first, found.boxes)
-        losses["token_place"] = self._places(tokens[:, 1:], first, found.boxes)
-        places, seen = found.boxes[:, :2] / config.size, found.seen[:, :2]
-        off = (self.where(vectors).unflatten(-1, (2, 4)).float() - places).abs().mean(dim=-1)
-        losses["place"] = 4 * (off * seen).sum() / seen.sum().clamp_min(1)
-        losses["class"] = F.cross_entropy(logits.float(), labels, label_smoothing=0.05)
-        return losses
-
-    def _places(self, tokens: Tensor, shot: Shot, boxes: Tensor) -> Tensor:
-        """How far tokens (B, N, D) on somebody are from telling where in the frame that one is.
-
-        What they learn so is what the class token has to gather.
-        """
-        patch = self.model.config.patch
-        owner = shot.owner[:, patch // 2 :: patch, patch // 2 :: patch].flatten(1)
-        held = owner >= 0
-        goal = boxes.gather(1, owner.clamp_min(0)[..., None].expand(-1, -1, 4))
-        off = (self.around(tokens).float() - goal / self.model.config.size).abs().mean(dim=-1)
-        return 4 * (off * held).sum() / held.sum().clamp_min(1)
-
-
-def clips_of(shot: Shot, count: int) -> Tensor:
-    """Frames of `count` clips as (count, 3, T, H, W)."""
-    return shot.pixels.unflatten(0, (count, -1)).transpose(1, 2)
-
-
-def normalised(clips: Tensor) -> Tensor:
-    """Clips in [0, 1] as ViViT takes them."""
-    return (clips - views.PIXEL_MEAN) / views.PIXEL_STD
