@@ -33,6 +33,7 @@ FLOORS = (
     {"models", "video"},
     {"bench"},
     {"paper", "calibrate"},
+    {"pipeline"},
     {"cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -61,7 +61,7 @@ def small(monkeypatch):
                 steps=2,
                 kept=phase.kept and 4,
                 recipe=replace(phase.recipe, batch=2, precision="float32"),
-            )  # fmt: skip
+            )
             for phase in phases
         )
         for name, phases in PHASES.items()

@@ -1,0 +1,1 @@
+"""A model from a video to results: what `eventful run` and `eventful demo` are made of."""
