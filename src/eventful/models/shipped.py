@@ -27,6 +27,11 @@ def weights_of(name: str) -> Path:
     return path
 
 
+def named_or_file(path: Path) -> Path:
+    """A file of weights; the name of a model that comes with the package means its file."""
+    return weights_of(str(path)) if str(path) in SHIPPED and not path.exists() else path
+
+
 _LOADERS: dict[str, Callable[[], nn.Module]] = {
     "detector": lambda: load_model(weights_of("detector")),
     "actions": lambda: load_model(weights_of("actions")),
