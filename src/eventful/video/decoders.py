@@ -39,6 +39,7 @@ class Picture:
         key: whether it is a key frame.
         draw: gives the picture scaled to a height and width.
         vectors: displacements for each cell of 16 x 16 pixels (see `motion.vector_grid`).
+        resumed: whether the source was lost before it and found again.
     """
 
     height: int
@@ -47,6 +48,7 @@ class Picture:
     key: bool
     draw: Callable[[int, int], Planes]
     vectors: NDArray[np.float32] | None = None
+    resumed: bool = False
 
 
 class Decoder(Protocol):
@@ -62,7 +64,11 @@ class Decoder(Protocol):
     rate: float
     length: int | None
     live: bool
-    damaged: int
+
+    @property
+    def damaged(self) -> int:
+        """See above."""
+        ...
 
     def pictures(self) -> Iterator[Picture]:
         """Every picture in turn, once."""

@@ -16,6 +16,7 @@ from eventful.video.ahead import Ahead
 from eventful.video.decoders import Decoder, open_decoder
 from eventful.video.fitting import Fit, Fitting, frame_size
 from eventful.video.frame import Frame
+from eventful.video.lasting import LastingDecoder
 from eventful.video.normalization import choose_normalization, input_size
 
 _log = logging.getLogger("eventful.read")
@@ -30,8 +31,11 @@ class ReadOptions:
     live: bool | None
     timeout: float
     ahead: int
+    retry: float
 
     def __post_init__(self) -> None:
+        if not self.retry >= 0:
+            raise ConfigError(f"retry={self.retry!r}: give seconds, 0 for none.")
         if not self.timeout > 0:
             raise ConfigError(f"timeout={self.timeout!r}: give seconds above 0.")
         if not isinstance(self.ahead, int) or self.ahead < 1:
@@ -50,6 +54,7 @@ def read(
     live: bool | None = None,
     timeout: float = 10.0,
     ahead: int = 4,
+    retry: float = 0.0,
 ) -> VideoReader | ReaderGroup:
     """Read a video, as frames that a model takes.
 
@@ -70,6 +75,8 @@ def read(
             RTSP and endless HTTP are live. True for a file: it is read at its own pace.
         timeout: seconds to wait for the network.
         ahead: frames decoded ahead and held in memory.
+        retry: if a live source is lost, seconds for which to try again; 0 for never. The first
+            frame after that has `resumed` true.
 
     Returns:
         A reader to iterate over; of a `.streams` file, a group of them.
@@ -86,7 +93,7 @@ def read(
         chosen = input_size(model)
     normalization = choose_normalization(normalize, model)
     fitting = Fitting(chosen, fit, multiple_of, normalization)
-    options = ReadOptions(fitting, motion, live, timeout, ahead)
+    options = ReadOptions(fitting, motion, live, timeout, ahead, retry)
     if str(source).endswith(LIST_SUFFIX) and not Path(source).is_dir():
         return ReaderGroup(read_list(Path(source)), options)
     return VideoReader(find_source(source), options)
@@ -137,6 +144,11 @@ class VideoReader:
         """Frames that did not decode and were skipped."""
         return self._decoder.damaged
 
+    @property
+    def lost(self) -> int:
+        """How often a live source was lost; see `retry`."""
+        return self._decoder.lost if isinstance(self._decoder, LastingDecoder) else 0
+
     def __len__(self) -> int:
         """Frames as the file states, damaged ones included."""
         if self._decoder.length is None or self.live:
@@ -163,6 +175,8 @@ class VideoReader:
             self._decoder = self._opened()
         self._fresh = False
         ahead = self._ahead = Ahead(self._options.ahead, latest=self.live)
+        if isinstance(self._decoder, LastingDecoder):
+            self._decoder.wait = ahead.wait_until
         paced = self.live and not self._decoder.live  # a file, as if it came from a camera
         self._release.detach()
         self._release = weakref.finalize(self, ahead.stop)
@@ -194,10 +208,17 @@ class VideoReader:
             ahead.stop()
 
     def _opened(self) -> Decoder:
-        options = self._options
-        return open_decoder(
-            self._source, timeout=options.timeout, motion=options.motion, live=options.live
-        )
+        source, options = self._source, self._options
+
+        def opened() -> Decoder:
+            return open_decoder(
+                source, timeout=options.timeout, motion=options.motion, live=options.live
+            )
+
+        decoder = opened()
+        if options.retry and decoder.live:
+            return LastingDecoder(decoder, source.shown, opened, options.retry)
+        return decoder
 
     def _stop(self) -> None:
         """Stop the thread, which closes the decoder, or close a decoder that has none."""
