@@ -44,7 +44,7 @@ def install(wheel: Path, folder: Path, extra: str) -> Path:
     """A new environment with the wheel and an extra in it; its interpreter."""
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     run(*pip, "-c", ROOT / "constraints.txt", f"{wheel}[{extra}]", cwd=folder)
     return python
 
