@@ -84,11 +84,11 @@ def footage_of(name: str, source: Path) -> Footage:
     return Footage(name, "", size, partial(_frames, source))
 
 
-def _existing(name: str) -> Path:
+def _existing(name: str | Path) -> Path:
     path = Path(name)
     if not path.is_file() and not path.is_dir():
         raise MissingFileError(
-            f"{without_credentials(name)} is not there. A clip is a video file, a folder of "
+            f"{without_credentials(str(name))} is not there. A clip is a video file, a folder of "
             "pictures, or stress:NAME."
         )
     return path
