@@ -60,7 +60,8 @@ def _hf(name: str, size: int | None, weightless: bool) -> nn.Module:
         if name in known and not Path(name).exists():
             config = transformers.AutoConfig.for_model(name)
         else:
-            config = transformers.AutoConfig.from_pretrained(name)
+            # Else transformers would ask whether to run code of a repository on the hub.
+            config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UnsupportedError(
             f"transformers cannot find a config for {name!r} ({str(error).splitlines()[0]}). Pass "
