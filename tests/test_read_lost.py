@@ -1,4 +1,4 @@
-"""`eventful.read(retry=...)`: a live source that is lost is opened again."""
+"""`eventful.read(...).lasting(seconds)`: a live source that is lost is opened again."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ LOST = SourceError("camera:0 sent nothing for 10 s.")
 def test_a_lost_camera_is_opened_again_and_its_next_frame_says_so(script):
     first, second, third = Camera(2, LOST, damaged=1), Camera(2, None, damaged=2), Camera(99, LOST)
     script += [first, LOST, LOST, second, third]
-    with eventful.read("camera:0", retry=5.0) as reader:
+    with eventful.read("camera:0").lasting(5.0) as reader:
         frames = iter(reader)
         resumed = [next(frames).resumed for _ in range(7)]
         assert reader.lost == 2
@@ -72,7 +72,7 @@ def test_a_lost_camera_is_opened_again_and_its_next_frame_says_so(script):
 
 def test_a_frame_that_replaces_the_first_one_after_the_loss_says_so_too(script):
     script += [Camera(1, LOST), Camera(99, None)]
-    with eventful.read("camera:0", retry=5.0) as reader:
+    with eventful.read("camera:0").lasting(5.0) as reader:
         frames = iter(reader)
         next(frames)
         wait_for(lambda: reader.dropped >= 2)
@@ -82,7 +82,7 @@ def test_a_frame_that_replaces_the_first_one_after_the_loss_says_so_too(script):
 
 def test_numbers_and_times_go_on(script):
     script += [Camera(2, LOST), Camera(2, LOST)]
-    with eventful.read("camera:0", retry=5.0) as reader:
+    with eventful.read("camera:0").lasting(5.0) as reader:
         frames = iter(reader)
         some = [next(frames) for _ in range(4)]
     assert [frame.index for frame in some] == [0, 1, 2, 3]
@@ -94,7 +94,7 @@ def test_the_error_comes_after_all(script):
     script += [Camera(1, LOST), *[SourceError(f"no route {n}") for n in range(100)]]
     began = time.monotonic()
     with (
-        eventful.read("camera:0", retry=0.2) as reader,
+        eventful.read("camera:0").lasting(0.2) as reader,
         pytest.raises(SourceError, match="no route"),
     ):
         list(reader)
@@ -105,14 +105,14 @@ def test_the_error_comes_after_all(script):
 def test_a_source_that_opens_and_gives_nothing_is_given_up_too(script):
     script += [Camera(1, LOST), *[Camera(0, None) for _ in range(1000)]]
     with (
-        eventful.read("camera:0", retry=0.15) as reader,
+        eventful.read("camera:0").lasting(0.15) as reader,
         pytest.raises(SourceError, match=r"ended|nothing"),
     ):
         list(reader)
     assert reader.lost == 1
 
 
-def test_without_retry_the_error_comes_at_once(script):
+def test_otherwise_the_error_comes_at_once(script):
     script += [Camera(1, LOST), Camera(5, None)]
     with eventful.read("camera:0") as reader, pytest.raises(SourceError, match="sent nothing"):
         list(reader)
@@ -122,7 +122,7 @@ def test_without_retry_the_error_comes_at_once(script):
 def test_closing_ends_the_wait(script, monkeypatch):
     monkeypatch.setattr(lasting, "FIRST_WAIT", 60.0)
     script += [Camera(1, LOST)]
-    reader = eventful.read("camera:0", retry=600.0)
+    reader = eventful.read("camera:0").lasting(600.0)
     next(iter(reader))
     wait_for(lambda: reader.lost)
     began = time.monotonic()
@@ -131,9 +131,19 @@ def test_closing_ends_the_wait(script, monkeypatch):
     assert time.monotonic() - began < 2
 
 
-def test_seconds_below_zero(tmp_path):
-    with pytest.raises(ConfigError, match="retry=-1"):
-        eventful.read(tmp_path, retry=-1)
+def test_a_forgotten_reader_ends_its_thread(script):
+    script += [Camera(10**6, None)]
+    reader = eventful.read("camera:0").lasting(60.0)
+    frames = iter(reader)
+    next(frames)
+    del reader, frames
+    wait_for(no_threads)
+
+
+def test_seconds_are_above_zero(script):
+    script += [Camera(1, None)]
+    with eventful.read("camera:0") as reader, pytest.raises(ConfigError, match=r"lasting\(0\)"):
+        reader.lasting(0)
 
 
 @pytest.mark.parametrize("jump", [3600.0, -5.0])

@@ -6,6 +6,7 @@ import logging
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,11 +32,8 @@ class ReadOptions:
     live: bool | None
     timeout: float
     ahead: int
-    retry: float
 
     def __post_init__(self) -> None:
-        if not self.retry >= 0:
-            raise ConfigError(f"retry={self.retry!r}: give seconds, 0 for none.")
         if not self.timeout > 0:
             raise ConfigError(f"timeout={self.timeout!r}: give seconds above 0.")
         if not isinstance(self.ahead, int) or self.ahead < 1:
@@ -54,7 +52,6 @@ def read(
     live: bool | None = None,
     timeout: float = 10.0,
     ahead: int = 4,
-    retry: float = 0.0,
 ) -> VideoReader | ReaderGroup:
     """Read a video, as frames that a model takes.
 
@@ -75,8 +72,6 @@ def read(
             RTSP and endless HTTP are live. True for a file: it is read at its own pace.
         timeout: seconds to wait for the network.
         ahead: frames decoded ahead and held in memory.
-        retry: if a live source is lost, seconds for which to try again; 0 for never. The first
-            frame after that has `resumed` true.
 
     Returns:
         A reader to iterate over; of a `.streams` file, a group of them.
@@ -93,7 +88,7 @@ def read(
         chosen = input_size(model)
     normalization = choose_normalization(normalize, model)
     fitting = Fitting(chosen, fit, multiple_of, normalization)
-    options = ReadOptions(fitting, motion, live, timeout, ahead, retry)
+    options = ReadOptions(fitting, motion, live, timeout, ahead)
     if str(source).endswith(LIST_SUFFIX) and not Path(source).is_dir():
         return ReaderGroup(read_list(Path(source)), options)
     return VideoReader(find_source(source), options)
@@ -110,7 +105,7 @@ class VideoReader:
         self._source, self._options = source, options
         self._ahead: Ahead | None = None
         self._closed = False
-        self._decoder = self._opened()
+        self._decoder = _opened(self._source, self._options)
         self._fresh = True  # the open decoder gave no frame so far
         self._release = weakref.finalize(self, self._decoder.close)
 
@@ -146,7 +141,7 @@ class VideoReader:
 
     @property
     def lost(self) -> int:
-        """How often a live source was lost; see `retry`."""
+        """How often a live source was lost; see `lasting`."""
         return self._decoder.lost if isinstance(self._decoder, LastingDecoder) else 0
 
     def __len__(self) -> int:
@@ -172,7 +167,7 @@ class VideoReader:
                     f"{self.source} is live and can be iterated once. Call eventful.read again."
                 )
             self._stop()
-            self._decoder = self._opened()
+            self._decoder = _opened(self._source, self._options)
         self._fresh = False
         ahead = self._ahead = Ahead(self._options.ahead, latest=self.live)
         if isinstance(self._decoder, LastingDecoder):
@@ -182,6 +177,18 @@ class VideoReader:
         self._release = weakref.finalize(self, ahead.stop)
         ahead.start(self._decoder, self._options.fitting, self.source, paced=paced)
         return self._frames(ahead)
+
+    def lasting(self, seconds: float) -> VideoReader:
+        """This reader, which opens its source again for so many seconds if it is live and lost.
+
+        The waits in between grow. The first frame after that has `resumed` true: flush the stream.
+        """
+        if not seconds > 0:
+            raise ConfigError(f"lasting({seconds!r}): give seconds above 0.")
+        if self._decoder.live and self._fresh and not isinstance(self._decoder, LastingDecoder):
+            opened = partial(_opened, self._source, self._options)  # without this reader
+            self._decoder = LastingDecoder(self._decoder, self.source, opened, seconds)
+        return self
 
     def close(self) -> None:
         """Stop decoding and close the source."""
@@ -207,19 +214,6 @@ class VideoReader:
         finally:
             ahead.stop()
 
-    def _opened(self) -> Decoder:
-        source, options = self._source, self._options
-
-        def opened() -> Decoder:
-            return open_decoder(
-                source, timeout=options.timeout, motion=options.motion, live=options.live
-            )
-
-        decoder = opened()
-        if options.retry and decoder.live:
-            return LastingDecoder(decoder, source.shown, opened, options.retry)
-        return decoder
-
     def _stop(self) -> None:
         """Stop the thread, which closes the decoder, or close a decoder that has none."""
         if self._ahead is not None:
@@ -227,6 +221,10 @@ class VideoReader:
             self._ahead.join()
         else:
             self._decoder.close()
+
+
+def _opened(source: Source, options: ReadOptions) -> Decoder:
+    return open_decoder(source, timeout=options.timeout, motion=options.motion, live=options.live)
 
 
 class ReaderGroup:
@@ -274,6 +272,12 @@ class ReaderGroup:
                     _log.warning("%s stopped: %s", name, error)
             if frames:
                 yield frames
+
+    def lasting(self, seconds: float) -> ReaderGroup:
+        """This group, with readers that open lost sources again; see `VideoReader.lasting`."""
+        for reader in self.readers.values():
+            reader.lasting(seconds)
+        return self
 
     def close(self) -> None:
         """Close every reader."""
