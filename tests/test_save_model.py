@@ -35,7 +35,8 @@ def test_a_model_of_ones_own_is_saved_loaded_and_evaluated(tmp_path: Path, here)
         assert torch.equal(loaded.state_dict()[name], tensor), name
     done = here("evaluate", "vitdet", "--data", STREET, "--weights", file, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["rows"][0]["frames"] == 2
+    assert json.loads(done.stdout)["rows"][0]["frames"] == 2  # nothing else is on stdout
+    assert "base-model (1 video)" in done.stderr.splitlines()
 
 
 def test_a_bare_state_dict_names_what_to_call(tmp_path: Path, here) -> None:
@@ -63,9 +64,9 @@ def test_a_converted_model_is_saved_as_what_it_was(tmp_path: Path) -> None:
 
 def test_what_cannot_be_saved_or_loaded_is_said(tmp_path: Path) -> None:
     model = tiny_models.detector()
-    with pytest.raises(ConfigError, match="not a torch.nn.modules.linear.Linear"):
+    with pytest.raises(ConfigError, match=r"not a torch\.nn\.modules\.linear\.Linear"):
         eventful.save_model(nn.Linear(2, 2), tmp_path / "a.safetensors")
-    with pytest.raises(ConfigError, match="should end in .safetensors"):
+    with pytest.raises(ConfigError, match=r"should end in \.safetensors"):
         eventful.save_model(model, tmp_path / "a.pth")
     with pytest.raises(ConfigError, match="2 names for 30 classes"):
         eventful.save_model(model, tmp_path / "a.safetensors", classes=("car", "person"))

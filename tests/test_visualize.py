@@ -33,7 +33,7 @@ pytest.importorskip("av")
 def invoke(*arguments: str) -> str:
     done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout  # progress is on stderr
 
 
 def decoded(path: Path) -> list[torch.Tensor]:

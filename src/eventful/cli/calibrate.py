@@ -26,9 +26,9 @@ from eventful.cli.bench_video import (
     open_jobs,
     percent,
     plan_of,
-    progress,
 )
 from eventful.cli.options import Calibrated, Filming, Limited, Written
+from eventful.cli.progress import shown
 from eventful.config import Config
 from eventful.errors import ConfigError
 from eventful.policies import Threshold
@@ -112,7 +112,7 @@ def _measured(
     what: Calibrated, plan: VideoPlan, clips: list[Clip], settings: list[Setting]
 ) -> Measured:
     refuse_still(clips)
-    with progress(plan.backbone.name) as tick:
+    with shown(plan.backbone.name) as tick:
         if what.per_gate:
             try:
                 settings = distinct([*tuned_settings(clips, what.preset, tick), *settings])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from eventful.cli.progress import shown
 from eventful.paper.data.catalog import FORMATS, open_dataset
-from eventful.paper.data.check import Report, SplitReport, Watcher, check
+from eventful.paper.data.check import Report, SplitReport, check
 from eventful.paper.data.export import Picture, export
 
 SHOWN = 5  # problems of each type to print; --json has them all
@@ -18,7 +16,7 @@ COLOURS = {"complete": "green", "partial": "yellow", "unusable": "red"}
 
 def run(path: Path, split: str | None, probe: int, as_json: bool) -> None:
     """Print the report; exit with 1 if the data is unusable."""
-    with _progress() as watch:
+    with shown(unit="videos") as watch:
         report = check(path, split, probe, watch)
     if as_json:
         print(json.dumps(report.to_dict(), indent=2))
@@ -38,7 +36,7 @@ def run_export(
         splits: The one to read and the name to write it under.
     """
     videos = open_dataset(source, splits[0])
-    with _progress("frames") as watch:
+    with shown(unit="frames") as watch:
         written = export(
             videos, folder, format, splits[1], picture=picture,
             watch=lambda done, total: watch(videos.split, done, total),
@@ -50,29 +48,6 @@ def run_export(
         f"wrote {written.videos:,} videos, {written.frames:,} frames and {written.annotations:,} "
         f"annotations to {folder} ({written.format}, split {written.split})"
     )
-
-
-@contextmanager
-def _progress(unit: str = "videos") -> Iterator[Watcher]:
-    """A bar for each split, on stderr: stdout belongs to the report."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, Any] = {}
-
-        def watch(split: str, done: int, videos: int) -> None:
-            if split not in tasks:
-                tasks[split] = bars.add_task(split, total=videos)
-            bars.update(tasks[split], completed=done)
-
-        yield watch
 
 
 def _show(report: Report) -> None:

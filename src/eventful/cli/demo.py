@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from eventful import Config, Stream, TopFraction
 from eventful.bench.contenders import Dense, Measured, Streamed
 from eventful.cli.models import build
+from eventful.cli.progress import shown_over
 from eventful.config import PRESETS
 from eventful.surgery.conversion import convert
 from eventful.video.overlay import UpdateView, contact_sheet
@@ -52,7 +53,8 @@ def run(frames: int, as_json: bool, picture: Path | None, model: str, size: int)
     vit = build(model, size=size)
     contenders = _contenders(vit)
     views: list[UpdateView] = []
-    for t, frame in enumerate(_progress(moving_objects(frames, (size, size)), frames, as_json)):
+    clip = moving_objects(frames, (size, size))
+    for t, frame in enumerate(shown_over(clip, frames, "Streaming")):
         _step(contenders, (frame - 0.5) / 0.5)
         record = contenders[1].run.record
         if picture is not None and t and record is not None:
@@ -116,14 +118,6 @@ def _row(contender: Entry, dense: Entry) -> Row:
         speedup=statistics.median(ratios),
         feature_error=statistics.median(contender.error[WARM:]),
     )
-
-
-def _progress(clip: Any, frames: int, quiet: bool) -> Any:
-    if quiet:
-        return clip
-    from rich.progress import track
-
-    return track(clip, description="Streaming", total=frames, transient=True)
 
 
 def _show(rows: list[Row], model: str, size: int, frames: int, picture: Path | None) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from eventful.cli.options import Dtype, Evaluated, Evaluation
+from eventful.cli.progress import Report as Shown
+from eventful.cli.progress import shown
 from eventful.errors import ConfigError, UnsupportedError
 from eventful.models.shipped import SHIPPED, weights_of
 from eventful.paper.evaluate import experiment as experiments
@@ -274,41 +276,29 @@ def _check_device(device: str, dtype: str) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A bar on stderr: stdout belongs to the report."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-    from rich.progress import Progress as Bars
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("frames"),
-        TimeRemainingColumn(),
-    )
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-        yield _Bar(bars)
+    """On stderr: stdout belongs to the report."""
+    with shown(unit="frames") as report:
+        yield _Variants(report)
 
 
-class _Bar:
-    """One line for each variant."""
+class _Variants:
+    """Progress of an evaluation: one stage for each variant."""
 
-    def __init__(self, bars: Any) -> None:
-        self._bars = bars
-        self._task: Any = None
+    def __init__(self, report: Shown) -> None:
+        self._report = report
+        self._stage, self._done, self._count = "", 0, 0
+
+    def stage(self, what: str) -> None:
+        self._report(what)
 
     def begin(self, variant: Variant, frames: int, videos: int) -> None:
-        if self._task is not None:
-            self._bars.update(self._task, visible=False)
-        self._task = self._bars.add_task(f"{variant.key} ({videos} videos)", total=frames)
+        several = "video" if videos == 1 else "videos"
+        self._stage, self._done, self._count = f"{variant.key} ({videos} {several})", 0, frames
+        self._report(self._stage, 0, frames)
 
     def advance(self, frames: int) -> None:
-        self._bars.advance(self._task, frames)
+        self._done += frames
+        self._report(self._stage, self._done, self._count)
 
 
 def _show(report: Report, out: Path | None) -> None:
