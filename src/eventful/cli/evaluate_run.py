@@ -20,7 +20,7 @@ from eventful.models.shipped import SHIPPED, weights_of
 from eventful.paper.evaluate import experiment as experiments
 from eventful.paper.evaluate.evaluation import Progress, Settings
 from eventful.paper.evaluate.experiment import Experiment
-from eventful.paper.evaluate.report import METRICS, UNITS, Report, Row
+from eventful.paper.evaluate.report import METRICS, Report, Row, Scale
 from eventful.paper.evaluate.runtime import Plan, measure_runtime
 from eventful.paper.evaluate.variants import BASE, DENSE, SKIP, Variant
 from eventful.paper.reproduce import files_of, measure, source_of
@@ -350,9 +350,9 @@ def _columns(report: Report) -> Columns:
         columns.append((f"{METRICS[name]} (%)", "right", lambda row, n=name: _f(getattr(row, n))))
         if name == made.metric:
             columns.append(("paper", "right", lambda row: _f(row.published_accuracy) or row.remark))
-    digits = 1 if made.model == "vitdet" else 3
-    columns.append((UNITS[made.model], "right", lambda row: _f(row.operations, digits)))
-    columns.append(("paper", "right", lambda row: _f(row.published_operations, digits)))
+    scale = Scale.of(made.model, report.rows)
+    columns.append((scale.name, "right", lambda row: _operations(row.operations, scale)))
+    columns.append(("paper", "right", lambda row: _operations(row.published_operations, scale)))
     columns.append(("saved", "right", lambda row: _f(row.saving, 1, "x")))
     if not any(row.published_accuracy or row.published_operations for row in report.rows):
         columns = [column for column in columns if column[0] != "paper"]
@@ -375,6 +375,10 @@ def _runtime_columns() -> Columns:
 
 def _published_times(row: Row) -> str:
     return ", ".join(_f(ms, 0) for ms in (row.published_gpu_ms, row.published_cpu_ms) if ms)
+
+
+def _operations(value: float | None, scale: Scale) -> str:
+    return _f(None if value is None else value * scale.factor, scale.digits)
 
 
 def _label(row: Row) -> str:

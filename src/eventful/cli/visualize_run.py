@@ -17,6 +17,7 @@ from eventful.cli.progress import shown_over
 from eventful.cli.subjects import Features, Subject, subject
 from eventful.cli.visualize import Options
 from eventful.config import PRESETS, Config
+from eventful.cost.units import in_words
 from eventful.errors import ConfigError, MissingFileError, UnsupportedError
 from eventful.paper.data.mot import sequence_info
 from eventful.policies import Policy, Threshold
@@ -65,7 +66,7 @@ def run(options: Options, as_json: bool) -> None:
     saving = steps[0].dense_macs / max(mean, 1)
     if options.weights is None and options.model.startswith("timm:"):
         print(f"{options.model} with random weights; --weights takes real ones")
-    print(f"{len(steps)} frames, {mean / 1e9:.1f} GFlops a frame, {saving:.1f}x less than dense")
+    print(f"{len(steps)} frames, {in_words(mean)} a frame, {saving:.1f}x less than dense")
     for path in files:
         print(path)
 
