@@ -22,6 +22,7 @@ from eventful.bench.video.rows import VideoRow
 from eventful.cli.bench import checked_device
 from eventful.cli.options import Filmed, Filming
 from eventful.cli.progress import shown
+from eventful.cli.tables import Column, Grid, show
 from eventful.config import Config
 from eventful.errors import CheckpointError, ConfigError, MalformedDataError
 from eventful.models.anchor_free import PointHead, PointHeadConfig
@@ -174,34 +175,29 @@ def _scaled(box: Box, x: float, y: float) -> Box:
 
 
 def _show(rows: Sequence[VideoRow], about: str) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     first, console = rows[0], Console()
-    title = f"{first.clip}, {first.model}, {first.size}, {first.tokens} tokens, " + (
-        f"{first.frames} frames, {first.precision} on {first.device}"
-    )
-    caption = f"dense: {first.dense_path}, {number(first.dense_ms, 3)} ms" if first.ms else None
-    table = Table(
-        title=title, caption=caption, box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)
-    )
     columns = _columns(rows)
-    for heading in columns:
-        table.add_column(
-            heading, justify="left" if heading == "contender" else "right", no_wrap=True
-        )
+    grid = Grid(
+        [Column(heading, names=heading == "contender") for heading in columns],
+        title=f"{first.clip}, {first.model}, {first.size}, {first.tokens} tokens, "
+        f"{first.frames} frames, {first.precision} on {first.device}",
+        caption=f"dense: {first.dense_path}, {number(first.dense_ms, 3)} ms" if first.ms else "",
+    )
     for row in rows:
-        table.add_row(*(show(row) for show in columns.values()))
+        grid.add([cell(row) for cell in columns.values()])
     if about:
         console.print(about)
-    console.print(table)
+    show(console, grid, spare=["cosine", "estimate", "stale", "+read"])
     for note in first.notes:
         console.print(f"[dim]{note}[/]")
 
 
 def _close(out: Path | None) -> None:
-    print(LEGEND)
+    from rich.console import Console
+
+    Console().print(LEGEND, highlight=False)
     if out is not None:
         print(f"Rows and pictures: {out}")
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from eventful.cli.progress import shown
+from eventful.cli.tables import Column, Grid, show
 from eventful.paper.data.catalog import FORMATS, open_dataset
 from eventful.paper.data.check import Report, SplitReport, check
 from eventful.paper.data.export import Picture, export
@@ -52,7 +53,6 @@ def run_export(
 
 def _show(report: Report) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True)
     if report.format is None:
@@ -63,18 +63,16 @@ def _show(report: Report) -> None:
     console.print(f"{report.path}: {report.format} ({report.task})", markup=False)
     for name, there in report.parts.items():
         console.print(f"  {'there ' if there else 'absent'}  {name}", markup=False)
-    table = Table("split", "videos", "frames", "annotations", "labels", "decoded", "verdict")
+    headings = ("videos", "frames", "annotations", "labels", "decoded", "verdict")
+    grid = Grid([Column("split", names=True), *map(Column, headings)])
     for split in report.splits:
-        table.add_row(
-            split.split,
-            f"{split.videos:,}",
-            "not counted" if split.frames is None else f"{split.frames:,}",
-            f"{split.annotations:,}",
-            f"{split.labels} of {split.classes}",
-            str(split.probed),
-            f"[{COLOURS[split.verdict]}]{split.verdict}[/]",
-        )
-    console.print(table)
+        counts = [f"{split.videos:,}", "-" if split.frames is None else f"{split.frames:,}"]
+        counts += [f"{split.annotations:,}", f"{split.labels} of {split.classes}"]
+        verdict = f"[{COLOURS[split.verdict]}]{split.verdict}[/]"
+        grid.add([split.split, *counts, str(split.probed), verdict])
+    show(Console(highlight=False), grid)
+    if any(split.frames is None for split in report.splits):
+        console.print("Frames of video files are not counted.")
     for split in report.splits:
         for line in _problems(split):
             console.print(line, markup=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from eventful.cli.options import Dtype, Evaluated, Evaluation
 from eventful.cli.progress import Report as Shown
 from eventful.cli.progress import shown
+from eventful.cli.tables import Column, Grid, show
 from eventful.errors import ConfigError, UnsupportedError
 from eventful.models.shipped import SHIPPED, weights_of
 from eventful.paper.evaluate import experiment as experiments
@@ -214,14 +215,20 @@ def show_experiments(as_json: bool) -> None:
     if as_json:
         print_experiments(loaded)
         return
-    from rich import box
+    print_list(loaded, lambda made: made.data)
+
+
+def print_list(loaded: Sequence[Experiment], needs: Callable[[Experiment], str]) -> None:
+    """Print experiments by name: what each shows, where it is in the paper, what it needs."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "in the paper", "what", "variants", "needs", box=box.SIMPLE_HEAD)
+    table = Table("name", "what", box=None, pad_edge=False)
     for made in loaded:
-        table.add_row(made.name, made.paper, made.title, str(len(made.variants)), made.data)
-    Console().print(table)
+        count = f"{len(made.variants)} variant{'s' * (len(made.variants) != 1)}"
+        where = f"{made.paper}; {count}; needs {needs(made)}"
+        table.add_row(made.name, f"{made.title}\n[dim]{where.replace('needs none', 'none')}[/]")
+    Console().print(table, highlight=False)
 
 
 def _title(model: str) -> str:
@@ -302,26 +309,22 @@ class _Variants:
 
 
 def _show(report: Report, out: Path | None) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
     made = report.experiment
-    title = f"{made.title} ({made.paper})" if made.paper else made.title
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    columns = _columns(report)
-    if made.kind == "runtime":
-        columns = _runtime_columns()[: None if console.width >= 100 else -1]
-    for place, (name, justify, _) in enumerate(columns):
-        table.add_column(name, justify=justify, no_wrap=not place and made.kind == "runtime")
+    columns = _runtime_columns() if made.kind == "runtime" else _columns(report)
+    grid = Grid(
+        [Column(name, names=side == "left") for name, side, _ in columns],
+        title=f"{made.title} ({made.paper})" if made.paper else made.title,
+    )
     group = ""
     for row in report.rows:
         if made.kind == "runtime" and group != (group := f"{row.model} {row.size}"):
-            table.add_row(f"[bold]{group}[/bold]")
-        table.add_row(*(cell(row) for _, _, cell in columns))
+            grid.add([group, *[""] * (len(columns) - 1)], "bold")
+        grid.add([cell(row) for _, _, cell in columns])
     if report.rows:
-        console.print(table)
+        show(console, grid, spare=["paper"] if made.kind == "runtime" else [])
     for name, value in report.statistics.items():
         shown = f"{value:.1%}" if isinstance(value, float) else f"{value:,}"
         if name.startswith("error"):
