@@ -381,7 +381,7 @@ def test_the_table_has_every_setting(here: Callable[..., Any]) -> None:
     done = here(*COMMAND[:-1], "8", "--no-time")
     assert done.returncode in (0, 1), done.stderr
     for name in ("dense", *USUAL, "skip:2"):
-        assert f"\n {name} " in done.stdout
+        assert f"\n{name} " in done.stdout
     assert "The weights are random" in done.stdout.replace("\n", " ")
 
 

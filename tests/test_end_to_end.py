@@ -49,7 +49,7 @@ def press_ctrl_c(patch: pytest.MonkeyPatch, bar: type, method: str, after: int) 
 
 def trained_in_two_goes(command: list[object], out: Path, stop_after: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        press_ctrl_c(patch, train_run._Bar, "step", stop_after)
+        press_ctrl_c(patch, train_run._Training, "step", stop_after)
         assert type_in(*command, "--out", out, "--json").exit_code != 0
     assert not (out / "model.safetensors").exists()
     told(*command, "--out", out)
@@ -62,7 +62,7 @@ def same_weights(one: Path, other: Path) -> bool:
 
 def evaluated_in_two_goes(command: list[object], out: Path, stop_after: int) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        press_ctrl_c(patch, evaluate_run._Bar, "advance", stop_after)
+        press_ctrl_c(patch, evaluate_run._Variants, "advance", stop_after)
         stopped = type_in(*command, "--out", out, "--json")
     assert stopped.exit_code == 130
     assert stopped.stdout == ""

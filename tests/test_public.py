@@ -50,6 +50,7 @@ PUBLIC = [
     "register_policy",
     "repair_torchvision",
     "restore",
+    "save_model",
     "stack",
     "use_backend",
 ]

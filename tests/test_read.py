@@ -21,6 +21,7 @@ from eventful.errors import (
     MalformedDataError,
     MissingDependencyError,
     MissingFileError,
+    PictureSizeError,
     SourceError,
     UnsupportedError,
 )
@@ -238,7 +239,7 @@ class FakeCapture:
         return self.left > 0
 
     def get(self, what):
-        return {"rate": 50.0, "count": 5}[what]
+        return {"rate": 50.0, "count": 5, "height": 40, "width": 60}[what]
 
     def read(self):
         if self.left == 0:
@@ -255,6 +256,7 @@ class FakeCapture:
 def test_opencv_in_place_of_pyav(monkeypatch, tmp_path, pan):
     fake = types.ModuleType("cv2")
     fake.VideoCapture, fake.CAP_PROP_FPS, fake.CAP_PROP_FRAME_COUNT = FakeCapture, "rate", "count"
+    fake.CAP_PROP_FRAME_HEIGHT, fake.CAP_PROP_FRAME_WIDTH = "height", "width"
     without(monkeypatch, "av")
     monkeypatch.setitem(sys.modules, "cv2", fake)
     reader = eventful.read(pan, (20, 30), normalize="none")
@@ -262,6 +264,10 @@ def test_opencv_in_place_of_pyav(monkeypatch, tmp_path, pan):
     assert (len(reader), len(frames), reader.rate) == (5, 5, 50.0)
     assert frames[0].mean((0, 2, 3)).tolist() == [0, 0, 1]
     assert [f.time for f in frames] == [0, 0.02, 0.04, 0.06, 0.08]
+    monkeypatch.setenv("EVENTFUL_MAX_PIXELS", "2399")
+    with pytest.raises(PictureSizeError, match="60 x 40 pixels"):
+        eventful.read(pan)
+    monkeypatch.delenv("EVENTFUL_MAX_PIXELS")
     camera = eventful.read("camera:0")
     assert camera.live
     assert camera._decoder._capture.name == 0

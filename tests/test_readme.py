@@ -52,6 +52,21 @@ def test_the_lines_about_budgets_run(capsys, tmp_path, monkeypatch):
     assert "asked 0.1 error" in capsys.readouterr().out
 
 
+def test_the_lines_about_many_streams_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "many-streams.md"
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+    assert "518" in code
+    exec(compile(code.replace("518", "70"), str(page), "exec"), {})
+    shown = capsys.readouterr().out
+    expected = re.findall(r"print\(.*\)  # ([(\[].*)$", code, re.MULTILINE)
+    assert len(expected) >= 4
+    assert [line for line in expected if line not in shown] == []
+    assert "no output for ('gate',)" in shown
+    assert "MB" in shown  # the stream that does not fit
+    assert "frames: " in shown
+
+
 def anchors(page: Path) -> set[str]:
     """What `#...` may follow a link to a page: its headings, as GitHub writes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)

@@ -16,6 +16,7 @@ import miniatures
 from commands import here  # noqa: F401
 from eventful.errors import CheckpointError, ConfigError, DamagedMediaError, NonFiniteError
 from eventful.models.loading import load_model
+from eventful.models.saving import save_model
 from eventful.models.vitdet import ViTDet, vitdet_b
 from eventful.models.vitdet.model import detector_config
 from eventful.paper.data import Problems, open_dataset
@@ -31,7 +32,6 @@ from eventful.paper.train.detector import (
     training_frames,
 )
 from eventful.paper.train.engine import LoopOptions
-from eventful.paper.train.export import save_model
 from eventful.paper.train.frames import Augment, FrameExamples, at_most_per_class, collate, flipped
 from eventful.paper.train.journal import read
 from eventful.paper.train.processes import Processes

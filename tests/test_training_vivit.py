@@ -15,11 +15,11 @@ from commands import here  # noqa: F401 - a fixture
 from eventful.config import Config
 from eventful.errors import CheckpointError, ConfigError
 from eventful.models.loading import load_model
+from eventful.models.saving import save_model
 from eventful.models.vivit import ViViT, ViViTConfig, classify_views, prepare
 from eventful.paper.data import ViewPlan
 from eventful.paper.train import checkpoints
 from eventful.paper.train.engine import LoopOptions
-from eventful.paper.train.export import save_model
 from eventful.paper.train.journal import read
 from eventful.paper.train.processes import Processes
 from eventful.paper.train.recipes import EPIC, KINETICS, Recipe

@@ -20,10 +20,11 @@ from eventful.cli.visualize_run import open_frames
 from eventful.errors import ConfigError, EventfulError, FrameError, MalformedDataError
 from eventful.models.vitdet import Detections
 from eventful.surgery.libraries import load
+from eventful.video import charts
 from eventful.video.budgets import Budget, budget_at, parse_budget, parse_schedule
 from eventful.video.charts import spread
 from eventful.video.overlay import UpdateView, find_gate, mask_picture, paper_gate
-from eventful.video.scene import UpdateStep, with_boxes
+from eventful.video.scene import CAPTION, MARGIN, UpdateStep, scene, with_boxes
 from eventful.video.sink import VideoSink
 
 pytest.importorskip("matplotlib")
@@ -33,7 +34,7 @@ pytest.importorskip("av")
 def invoke(*arguments: str) -> str:
     done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout  # progress is on stderr
 
 
 def decoded(path: Path) -> list[torch.Tensor]:
@@ -134,11 +135,29 @@ def test_views_are_of_the_gate_that_is_asked_for() -> None:
         find_gate(record, "qkv")
 
 
-def test_updated_tokens_keep_their_light() -> None:
-    view = UpdateView(torch.full((3, 8, 8), 0.8), torch.zeros(2, 2), torch.tensor([[1, 0], [0, 0]]))
-    shown = mask_picture(view, dim=0.25)
-    assert shown[:, 1, 1] == pytest.approx([0.8] * 3)
-    assert shown[:, 6, 6] == pytest.approx([0.2] * 3)
+def test_updated_tokens_keep_their_colours_and_the_others_are_pale() -> None:
+    """A dark frame under a dark mask cannot be seen."""
+    frame = torch.tensor([0.2, 0.0, 0.1])[:, None, None].expand(3, 8, 8)
+    view = UpdateView(frame, torch.zeros(2, 2), torch.tensor([[1, 0], [0, 0]]))
+    shown = mask_picture(view)
+    assert shown[:, 1, 1] == pytest.approx([0.2, 0.0, 0.1])
+    assert shown[0, 6, 6] == shown[1, 6, 6] == shown[2, 6, 6]
+    assert 0.4 <= shown[0, 6, 6] < 0.7
+    lighter = mask_picture(UpdateView(frame + 0.5, view.error, view.mask))
+    assert lighter[0, 6, 6] > shown[0, 6, 6] + 0.2  # what was not updated is still told apart
+
+
+def test_the_plain_frame_is_shown_beside_the_rest(monkeypatch, tmp_path: Path) -> None:
+    frame, prediction = torch.rand(3, 32, 48), torch.zeros(3, 32, 48)
+    view = UpdateView(frame, torch.ones(2, 3), torch.zeros(2, 3))
+    step = UpdateStep(0, view, prediction, 6, 6, 2_400_000, 4_800_000, flush=False)
+    drawn: list[torch.Tensor] = []
+    monkeypatch.setattr(charts, "_picture", lambda axis, picture: drawn.append(picture))
+    charts.update_sheet([step, step], tmp_path / "sheet.png", gate="frame", prediction="features")
+    assert [picture.equal(frame) for picture in drawn] == [True, False, False] * 2
+    shown = scene([step], 0, 1.0, width=48, gate="frame")
+    top, left = MARGIN + CAPTION, MARGIN
+    assert (shown[:, top : top + 32, left : left + 48] - frame).abs().max() < 0.01
 
 
 def test_boxes_are_drawn_where_they_are() -> None:

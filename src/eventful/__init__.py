@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from eventful.config import Context as Context
     from eventful.config import SceneCut as SceneCut
     from eventful.errors import EventfulError as EventfulError
+    from eventful.models.saving import save_model as save_model
     from eventful.models.shipped import load as load
     from eventful.ops.registry import use_backend as use_backend
     from eventful.policies import Always as Always
@@ -75,6 +76,7 @@ _HOMES = {
     ),
     "tokens.selection": ("Selection",),
     "rules.record": ("StepRecord",),
+    "models.saving": ("save_model",),
     "models.shipped": ("load",),
     "stream": ("Stream", "StreamBatch"),
     "video.frame": ("Frame", "stack"),

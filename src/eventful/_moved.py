@@ -27,6 +27,7 @@ MOVED = {
     "gating": "rules.gate",
     "layout": "tokens.layout",
     "models.layouts": "models.key_formats",
+    "paper.train.export": "models.saving",
     "relative": "rules.relative",
     "selection": "tokens.selection",
     "slots": "memory.slots",

@@ -115,6 +115,10 @@ class DamagedMediaError(DataError):
     """An image or video that exists and cannot be decoded."""
 
 
+class PictureSizeError(DamagedMediaError, ValueError):
+    """An image or video whose pictures have more pixels than the limit, or than fit in memory."""
+
+
 class SourceError(DataError, OSError):
     """A camera or network address that cannot be opened, or that stopped sending."""
 

@@ -25,6 +25,7 @@ from eventful.bench.results import (
 from eventful.bench.rows import Row, Setting
 from eventful.bench.sweep import points
 from eventful.cli import bench_tables
+from eventful.cli.progress import counted, shown
 from eventful.config import PRESETS
 from eventful.errors import ConfigError, ParityError, UnsupportedError
 
@@ -229,23 +230,7 @@ def _refusing() -> Iterator[None]:
 
 @contextmanager
 def _progress(setting: Setting) -> Iterator[Callable[[str], None]]:
-    """Progress on stderr: one line that changes on a terminal, otherwise one line per stage.
-
-    Frames are too many for one line each.
-    """
-    from rich.console import Console
-
-    console = Console(stderr=True)
+    """On stderr: stdout belongs to the table."""
     name = f"{setting.model}, batch {setting.batch}, {setting.dtype} on {setting.device}"
-    if console.is_terminal:
-        with console.status(name) as status:
-            yield lambda what: status.update(f"{name}: {what}")
-        return
-    printed: set[str] = set()
-
-    def report(what: str) -> None:
-        if not what.startswith("frame ") and what not in printed:
-            printed.add(what)
-            print(f"{name}: {what}", file=sys.stderr, flush=True)
-
-    yield report
+    with shown(name) as report:
+        yield lambda what: report(*counted(what))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from eventful.bench.rows import Row
+from eventful.cli import tables
+from eventful.cli.tables import Column, Grid
 
 LEGEND = (
     "Medians over steady frames, every contender in turn on each frame. Speed-up: against the "
@@ -23,7 +23,7 @@ def show(rows: Sequence[Row], out: Path | str | None) -> None:
     """A table for each run, with what every dense path took."""
     console = Console()
     for run in _by_run(rows):
-        console.print(_table(run))
+        tables.show(console, _grid(run), spare=["skip", "flush"])
         for note in run[0].notes:
             console.print(f"[dim]{note}[/]")
     console.print(LEGEND)
@@ -39,22 +39,19 @@ def _by_run(rows: Sequence[Row]) -> list[list[Row]]:
     return list(runs.values())
 
 
-def _table(run: Sequence[Row]) -> Table:
+def _grid(run: Sequence[Row]) -> Grid:
     first = run[0]
     paths = ", ".join(f"{name} {_ms(ms)} ms" for name, ms in first.dense_ms.items())
-    table = Table(
+    columns = _columns(first.device)
+    grid = Grid(
+        [Column(title, names=title == "preset") for title in columns],
         title=f"{first.model}, {first.tokens} tokens, {first.depth} blocks, batch {first.batch}, "
         f"{first.dtype} on {first.device}",
         caption=f"dense: {paths}; best: {first.dense_best}",
-        box=box.SIMPLE,
-        pad_edge=False,
     )
-    columns = _columns(first.device)
-    for title in columns:
-        table.add_column(title, justify="left" if title == "preset" else "right", no_wrap=True)
     for row in run:
-        table.add_row(*(show(row) for show in columns.values()))
-    return table
+        grid.add([cell(row) for cell in columns.values()])
+    return grid
 
 
 def _columns(device: str) -> dict[str, Callable[[Row], str]]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import pickle
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,13 @@ from eventful.bench.results import origin
 from eventful.bench.video import store, strip
 from eventful.bench.video.configs import parse_config
 from eventful.bench.video.footage import Footage, footage_of, open_footage
-from eventful.bench.video.measure import DEFAULT, DENSE, ORACLE, Head, Tick, VideoPlan, measure
+from eventful.bench.video.measure import DEFAULT, DENSE, ORACLE, Head, VideoPlan, measure
 from eventful.bench.video.model import Backbone, load_backbone
 from eventful.bench.video.rows import VideoRow
 from eventful.cli.bench import checked_device
 from eventful.cli.options import Filmed, Filming
+from eventful.cli.progress import shown
+from eventful.cli.tables import Column, Grid, show
 from eventful.config import Config
 from eventful.errors import CheckpointError, ConfigError, MalformedDataError
 from eventful.models.anchor_free import PointHead, PointHeadConfig
@@ -61,7 +61,7 @@ def run(what: Filmed, how: Filming, out: Path | None, as_json: bool) -> None:
     where, rows = origin(how.device), []
     for job in jobs:
         head = None if point_head is None else head_of(point_head, job)
-        with progress(job.footage.name) as tick:
+        with shown(job.footage.name, "frames") as tick:
             made = measure(plan, job.footage, head, tick)
         rows += made.rows
         if out is not None:  # after each clip: an interrupted benchmark keeps what it has
@@ -175,59 +175,30 @@ def _scaled(box: Box, x: float, y: float) -> Box:
     return Box(box.x1 * x, box.y1 * y, box.x2 * x, box.y2 * y, box.label, box.track, box.ignore)
 
 
-@contextmanager
-def progress(name: str) -> Iterator[Tick]:
-    """Progress on stderr: a bar on a terminal, otherwise one line per stage."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    if console.is_terminal:
-        with Progress(console=console, transient=True) as bar:
-            task = bar.add_task(name, total=None)
-            yield lambda what, done, count: bar.update(
-                task, description=f"{name}: {what}", completed=done, total=count
-            )
-        return
-    printed: set[str] = set()
-
-    def report(what: str, done: int, count: int) -> None:
-        if what not in printed:
-            printed.add(what)
-            print(f"{name}: {what}", file=sys.stderr, flush=True)
-
-    yield report
-
-
 def _show(rows: Sequence[VideoRow], about: str) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     first, console = rows[0], Console()
-    title = f"{first.clip}, {first.model}, {first.size}, {first.tokens} tokens, " + (
-        f"{first.frames} frames, {first.precision} on {first.device}"
-    )
-    caption = f"dense: {first.dense_path}, {number(first.dense_ms, 3)} ms" if first.ms else None
-    table = Table(
-        title=title, caption=caption, box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)
-    )
     columns = _columns(rows)
-    for heading in columns:
-        table.add_column(
-            heading, justify="left" if heading == "contender" else "right", no_wrap=True
-        )
+    grid = Grid(
+        [Column(heading, names=heading == "contender") for heading in columns],
+        title=f"{first.clip}, {first.model}, {first.size}, {first.tokens} tokens, "
+        f"{first.frames} frames, {first.precision} on {first.device}",
+        caption=f"dense: {first.dense_path}, {number(first.dense_ms, 3)} ms" if first.ms else "",
+    )
     for row in rows:
-        table.add_row(*(show(row) for show in columns.values()))
+        grid.add([cell(row) for cell in columns.values()])
     if about:
         console.print(about)
-    console.print(table)
+    show(console, grid, spare=["cosine", "estimate", "stale", "+read"])
     for note in first.notes:
         console.print(f"[dim]{note}[/]")
 
 
 def _close(out: Path | None) -> None:
-    print(LEGEND)
+    from rich.console import Console
+
+    Console().print(LEGEND, highlight=False)
     if out is not None:
         print(f"Rows and pictures: {out}")
 

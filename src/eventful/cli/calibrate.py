@@ -26,9 +26,10 @@ from eventful.cli.bench_video import (
     open_jobs,
     percent,
     plan_of,
-    progress,
 )
 from eventful.cli.options import Calibrated, Filming, Limited, Written
+from eventful.cli.progress import shown
+from eventful.cli.tables import Column, Grid, show
 from eventful.config import Config
 from eventful.errors import ConfigError
 from eventful.policies import Threshold
@@ -112,7 +113,7 @@ def _measured(
     what: Calibrated, plan: VideoPlan, clips: list[Clip], settings: list[Setting]
 ) -> Measured:
     refuse_still(clips)
-    with progress(plan.backbone.name) as tick:
+    with shown(plan.backbone.name) as tick:
         if what.per_gate:
             try:
                 settings = distinct([*tuned_settings(clips, what.preset, tick), *settings])
@@ -143,9 +144,7 @@ def _policy_path(written: Written) -> Path | None:
 
 
 def _show(report: Report) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     console, first = Console(), report.measured.clips[0]
     for clip in report.measured.clips:
@@ -154,22 +153,22 @@ def _show(report: Report) -> None:
     data = report.to_dict()
     title = f"{', '.join(data['videos'])}, {data['model']}, {first.size}, {data['frames']} frames, "
     title += f"{data['precision']} on {data['device']}"
-    caption = None
+    caption = ""
     if report.dense is not None:
         caption = f"dense: {report.dense.path}, {_ms(data['dense_ms'])} ms"
-    table = Table(
-        title=title, caption=caption, box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)
-    )
     columns = _columns(report.rows)
-    for heading in columns:
-        table.add_column(heading, justify="left" if heading == "setting" else "right", no_wrap=True)
+    grid = Grid(
+        [Column(heading, names=heading == "setting") for heading in columns],
+        title=title,
+        caption=caption,
+    )
     chosen = report.choice.row if report.choice is not None and report.choice.met else None
     for row in report.rows:
-        cells = [show(row) for show in columns.values()]
+        cells = [cell(row) for cell in columns.values()]
         if row is chosen:
             cells[0] += " *"
-        table.add_row(*cells, style="bold" if row is chosen else None)
-    console.print(table)
+        grid.add(cells, "bold" if row is chosen else "")
+    show(console, grid)
     for note in report.notes:
         console.print(f"[dim]{note}[/]", highlight=False)
 
@@ -195,7 +194,9 @@ def _ms(value: float | None) -> str:
 
 
 def _conclude(report: Report, out: Path | None, policy: Path | None) -> None:
-    print(LEGEND)
+    from rich.console import Console
+
+    Console().print(LEGEND, highlight=False)
     if report.config is not None:
         assert report.choice is not None
         row = report.choice.row

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from eventful.cli.progress import shown
+from eventful.cli.tables import Column, Grid, show
 from eventful.paper.data.catalog import FORMATS, open_dataset
-from eventful.paper.data.check import Report, SplitReport, Watcher, check
+from eventful.paper.data.check import Report, SplitReport, check
 from eventful.paper.data.export import Picture, export
 
 SHOWN = 5  # problems of each type to print; --json has them all
@@ -18,7 +17,7 @@ COLOURS = {"complete": "green", "partial": "yellow", "unusable": "red"}
 
 def run(path: Path, split: str | None, probe: int, as_json: bool) -> None:
     """Print the report; exit with 1 if the data is unusable."""
-    with _progress() as watch:
+    with shown(unit="videos") as watch:
         report = check(path, split, probe, watch)
     if as_json:
         print(json.dumps(report.to_dict(), indent=2))
@@ -38,7 +37,7 @@ def run_export(
         splits: The one to read and the name to write it under.
     """
     videos = open_dataset(source, splits[0])
-    with _progress("frames") as watch:
+    with shown(unit="frames") as watch:
         written = export(
             videos, folder, format, splits[1], picture=picture,
             watch=lambda done, total: watch(videos.split, done, total),
@@ -52,32 +51,8 @@ def run_export(
     )
 
 
-@contextmanager
-def _progress(unit: str = "videos") -> Iterator[Watcher]:
-    """A bar for each split, on stderr: stdout belongs to the report."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, Any] = {}
-
-        def watch(split: str, done: int, videos: int) -> None:
-            if split not in tasks:
-                tasks[split] = bars.add_task(split, total=videos)
-            bars.update(tasks[split], completed=done)
-
-        yield watch
-
-
 def _show(report: Report) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True)
     if report.format is None:
@@ -88,18 +63,16 @@ def _show(report: Report) -> None:
     console.print(f"{report.path}: {report.format} ({report.task})", markup=False)
     for name, there in report.parts.items():
         console.print(f"  {'there ' if there else 'absent'}  {name}", markup=False)
-    table = Table("split", "videos", "frames", "annotations", "labels", "decoded", "verdict")
+    headings = ("videos", "frames", "annotations", "labels", "decoded", "verdict")
+    grid = Grid([Column("split", names=True), *map(Column, headings)])
     for split in report.splits:
-        table.add_row(
-            split.split,
-            f"{split.videos:,}",
-            "not counted" if split.frames is None else f"{split.frames:,}",
-            f"{split.annotations:,}",
-            f"{split.labels} of {split.classes}",
-            str(split.probed),
-            f"[{COLOURS[split.verdict]}]{split.verdict}[/]",
-        )
-    console.print(table)
+        counts = [f"{split.videos:,}", "-" if split.frames is None else f"{split.frames:,}"]
+        counts += [f"{split.annotations:,}", f"{split.labels} of {split.classes}"]
+        verdict = f"[{COLOURS[split.verdict]}]{split.verdict}[/]"
+        grid.add([split.split, *counts, str(split.probed), verdict])
+    show(Console(highlight=False), grid)
+    if any(split.frames is None for split in report.splits):
+        console.print("Frames of video files are not counted.")
     for split in report.splits:
         for line in _problems(split):
             console.print(line, markup=False)

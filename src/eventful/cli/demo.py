@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from eventful import Config, Stream, TopFraction
 from eventful.bench.contenders import Dense, Measured, Streamed
 from eventful.cli.models import build
+from eventful.cli.progress import shown_over
+from eventful.cli.tables import Column, Grid, show
 from eventful.config import PRESETS
 from eventful.surgery.conversion import convert
 from eventful.video.overlay import UpdateView, contact_sheet
@@ -52,7 +54,8 @@ def run(frames: int, as_json: bool, picture: Path | None, model: str, size: int)
     vit = build(model, size=size)
     contenders = _contenders(vit)
     views: list[UpdateView] = []
-    for t, frame in enumerate(_progress(moving_objects(frames, (size, size)), frames, as_json)):
+    clip = moving_objects(frames, (size, size))
+    for t, frame in enumerate(shown_over(clip, frames, "Streaming")):
         _step(contenders, (frame - 0.5) / 0.5)
         record = contenders[1].run.record
         if picture is not None and t and record is not None:
@@ -118,39 +121,23 @@ def _row(contender: Entry, dense: Entry) -> Row:
     )
 
 
-def _progress(clip: Any, frames: int, quiet: bool) -> Any:
-    if quiet:
-        return clip
-    from rich.progress import track
-
-    return track(clip, description="Streaming", total=frames, transient=True)
-
-
 def _show(rows: list[Row], model: str, size: int, frames: int, picture: Path | None) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
-    table = Table(
+    headings = ("tokens updated", "operations saved", "speed-up", "feature error")
+    grid = Grid(
+        [Column("preset", names=True), *map(Column, headings)],
         title=f"{model}, random weights, {size} px, {rows[0].tokens} tokens, {frames} frames",
         caption=(
             "Medians over steady frames, each frame run dense (eager, SDPA, fp32) and under every "
-            "preset in turn.\nFeature error: |eventful - dense| / |dense| of the model's output."
+            "preset in turn. Feature error: |eventful - dense| / |dense| of the model's output."
         ),
     )
-    table.add_column("preset")
-    table.add_column("tokens updated", justify="right")
-    table.add_column("operations saved", justify="right")
-    table.add_column("speed-up", justify="right")
-    table.add_column("feature error", justify="right")
     for row in rows:
-        table.add_row(
-            row.preset,
-            f"{row.tokens_updated:.0f} of {row.tokens}",
-            f"{1 / row.operations_ratio:.1f}x",
-            f"{row.speedup:.2f}x",
-            f"{row.feature_error:.3f}",
-        )
-    console.print(table)
+        cells = [row.preset, f"{row.tokens_updated:.0f} of {row.tokens}"]
+        cells += [f"{1 / row.operations_ratio:.1f}x", f"{row.speedup:.2f}x"]
+        grid.add([*cells, f"{row.feature_error:.3f}"])
+    show(console, grid)
     if picture is not None:
         console.print(f"Picture: {picture}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,12 +13,15 @@ from typing import Any
 import torch
 
 from eventful.cli.options import Dtype, Evaluated, Evaluation
+from eventful.cli.progress import Report as Shown
+from eventful.cli.progress import shown
+from eventful.cli.tables import Column, Grid, show
 from eventful.errors import ConfigError, UnsupportedError
 from eventful.models.shipped import named_or_file
 from eventful.paper.evaluate import experiment as experiments
 from eventful.paper.evaluate.evaluation import Progress, Settings
 from eventful.paper.evaluate.experiment import Experiment
-from eventful.paper.evaluate.report import METRICS, UNITS, Report, Row
+from eventful.paper.evaluate.report import METRICS, Report, Row, Scale
 from eventful.paper.evaluate.runtime import Plan, measure_runtime
 from eventful.paper.evaluate.variants import BASE, DENSE, SKIP, Variant
 from eventful.paper.reproduce import files_of, measure, source_of
@@ -212,14 +215,20 @@ def show_experiments(as_json: bool) -> None:
     if as_json:
         print_experiments(loaded)
         return
-    from rich import box
+    print_list(loaded, lambda made: made.data)
+
+
+def print_list(loaded: Sequence[Experiment], needs: Callable[[Experiment], str]) -> None:
+    """Print experiments by name: what each shows, where it is in the paper, what it needs."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "in the paper", "what", "variants", "needs", box=box.SIMPLE_HEAD)
+    table = Table("name", "what", box=None, pad_edge=False)
     for made in loaded:
-        table.add_row(made.name, made.paper, made.title, str(len(made.variants)), made.data)
-    Console().print(table)
+        count = f"{len(made.variants)} variant{'s' * (len(made.variants) != 1)}"
+        where = f"{made.paper}; {count}; needs {needs(made)}"
+        table.add_row(made.name, f"{made.title}\n[dim]{where.replace('needs none', 'none')}[/]")
+    Console().print(table, highlight=False)
 
 
 def _title(model: str) -> str:
@@ -272,64 +281,48 @@ def _check_device(device: str, dtype: str) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A bar on stderr: stdout belongs to the report."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-    from rich.progress import Progress as Bars
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("frames"),
-        TimeRemainingColumn(),
-    )
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-        yield _Bar(bars)
+    """On stderr: stdout belongs to the report."""
+    with shown(unit="frames") as report:
+        yield _Variants(report)
 
 
-class _Bar:
-    """One line for each variant."""
+class _Variants:
+    """Progress of an evaluation: one stage for each variant."""
 
-    def __init__(self, bars: Any) -> None:
-        self._bars = bars
-        self._task: Any = None
+    def __init__(self, report: Shown) -> None:
+        self._report = report
+        self._stage, self._done, self._count = "", 0, 0
+
+    def stage(self, what: str) -> None:
+        self._report(what)
 
     def begin(self, variant: Variant, frames: int, videos: int) -> None:
-        if self._task is not None:
-            self._bars.update(self._task, visible=False)
-        self._task = self._bars.add_task(f"{variant.key} ({videos} videos)", total=frames)
+        several = "video" if videos == 1 else "videos"
+        self._stage, self._done, self._count = f"{variant.key} ({videos} {several})", 0, frames
+        self._report(self._stage, 0, frames)
 
     def advance(self, frames: int) -> None:
-        self._bars.advance(self._task, frames)
+        self._done += frames
+        self._report(self._stage, self._done, self._count)
 
 
 def _show(report: Report, out: Path | None) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
     made = report.experiment
-    title = f"{made.title} ({made.paper})" if made.paper else made.title
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    columns = _columns(report)
-    if made.kind == "runtime":
-        columns = _runtime_columns()[: None if console.width >= 100 else -1]
-    for place, (name, justify, _) in enumerate(columns):
-        table.add_column(name, justify=justify, no_wrap=not place and made.kind == "runtime")
+    columns = _runtime_columns() if made.kind == "runtime" else _columns(report)
+    grid = Grid(
+        [Column(name, names=side == "left") for name, side, _ in columns],
+        title=f"{made.title} ({made.paper})" if made.paper else made.title,
+    )
     group = ""
     for row in report.rows:
         if made.kind == "runtime" and group != (group := f"{row.model} {row.size}"):
-            table.add_row(f"[bold]{group}[/bold]")
-        table.add_row(*(cell(row) for _, _, cell in columns))
+            grid.add([group, *[""] * (len(columns) - 1)], "bold")
+        grid.add([cell(row) for _, _, cell in columns])
     if report.rows:
-        console.print(table)
+        show(console, grid, spare=["paper"] if made.kind == "runtime" else [])
     for name, value in report.statistics.items():
         shown = f"{value:.1%}" if isinstance(value, float) else f"{value:,}"
         if name.startswith("error"):
@@ -358,9 +351,9 @@ def _columns(report: Report) -> Columns:
         columns.append((f"{METRICS[name]} (%)", "right", lambda row, n=name: _f(getattr(row, n))))
         if name == made.metric:
             columns.append(("paper", "right", lambda row: _f(row.published_accuracy) or row.remark))
-    digits = 1 if made.model == "vitdet" else 3
-    columns.append((UNITS[made.model], "right", lambda row: _f(row.operations, digits)))
-    columns.append(("paper", "right", lambda row: _f(row.published_operations, digits)))
+    scale = Scale.of(made.model, report.rows)
+    columns.append((scale.name, "right", lambda row: _operations(row.operations, scale)))
+    columns.append(("paper", "right", lambda row: _operations(row.published_operations, scale)))
     columns.append(("saved", "right", lambda row: _f(row.saving, 1, "x")))
     if not any(row.published_accuracy or row.published_operations for row in report.rows):
         columns = [column for column in columns if column[0] != "paper"]
@@ -383,6 +376,10 @@ def _runtime_columns() -> Columns:
 
 def _published_times(row: Row) -> str:
     return ", ".join(_f(ms, 0) for ms in (row.published_gpu_ms, row.published_cpu_ms) if ms)
+
+
+def _operations(value: float | None, scale: Scale) -> str:
+    return _f(None if value is None else value * scale.factor, scale.digits)
 
 
 def _label(row: Row) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 import torch
 
 from eventful.cli.models import build
+from eventful.cli.tables import Column, Grid, show
 from eventful.surgery.conversion import Inspection, inspect
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -36,7 +37,6 @@ def _to_dict(model: str, dtype: str, report: Inspection) -> dict[str, object]:
 
 def _show(model: str, dtype: str, report: Inspection) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
     if not report.blocks:
@@ -52,11 +52,14 @@ def _show(model: str, dtype: str, report: Inspection) -> None:
     )
     misses = [block for block in report.blocks if not block.matched]
     if misses:
-        table = Table("block", "type", "why not")
+        console.print("Those that cannot:")
         for block in misses:
-            table.add_row(block.name, block.type, block.reason)
-        console.print(table)
-    table = Table("preset", "state per stream", title="What one stream remembers")
+            line = f"  {block.name} ({block.type}): {block.reason}"
+            console.print(line, markup=False, highlight=False)
+    grid = Grid(
+        [Column("preset", names=True), Column("state per stream")],
+        title="What one stream remembers",
+    )
     for preset, count in report.state_bytes.items():
-        table.add_row(preset, f"{count / 1e6:,.1f} MB")
-    console.print(table)
+        grid.add([preset, f"{count / 1e6:,.1f} MB"])
+    show(console, grid)

@@ -55,7 +55,7 @@ class Evaluated:
     ]
     weights: Annotated[
         list[str],
-        typer.Option(metavar="[NAME=]FILE", help="Weights from `eventful weights convert`."),
+        typer.Option(metavar="[NAME=]FILE", help="From eventful.save_model or `weights convert`."),
     ]
     preset: Annotated[
         list[str] | None,
@@ -306,7 +306,10 @@ class TrainingFiles:
         Path, typer.Option(help="Folder of the dataset (eventful data check), or world:street?...")
     ]
     weights: Annotated[
-        Path, typer.Option(dir_okay=False, help="Where to start: made by eventful weights convert.")
+        Path,
+        typer.Option(
+            dir_okay=False, help="Where to start: by eventful.save_model or `weights convert`."
+        ),
     ]
     out: Annotated[
         Path, typer.Option(file_okay=False, help="Folder of the run; one that was stopped goes on.")

@@ -15,9 +15,9 @@ from eventful.models.shapes import spatial_shapes, temporal_shapes, vitdet_shape
 Row = dict[str, Any]
 
 _EXPLANATION = f"""\
-ViTDet: mean over a clip of {CLIP_FRAMES} frames, the first a flush; ViViT: sum over a video.
-Spatiotemporal: from the fewest pooled keys that the selected tokens can touch to the most.
-Threshold: how many tokens exceed h depends on the videos, so shapes do not fix the cost."""
+ViTDet: mean over {CLIP_FRAMES} frames, the first a flush. ViViT: sum over a video.
+Spatiotemporal: from the fewest to the most pooled keys that tokens can touch.
+Threshold: how many tokens exceed h depends on the videos, not on shapes alone."""
 
 _RULES = {
     paper.OURS: Config.paper(),

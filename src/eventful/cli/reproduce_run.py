@@ -22,18 +22,10 @@ def show_names(as_json: bool) -> None:
     if as_json:
         evaluate_run.print_experiments(loaded)
         return
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("name", "in the paper", "what", "variants", "model"):
-        table.add_column(heading, no_wrap=heading == "name")
-    for made in loaded:
-        shown = (made.name, made.paper, made.title, str(len(made.variants)), made.shipped)
-        table.add_row(*shown)
+    evaluate_run.print_list(loaded, lambda made: f"the model `{made.shipped}`")
     console = Console()
-    console.print(table)
     console.print(
         "`eventful reproduce NAME` runs one, `eventful reproduce all` every one. Costs and memory "
         "from shapes alone: `eventful reproduce counts` and `memory`.",

@@ -93,6 +93,9 @@ class Detector:
         return F.pad(frame, (0, missing[1], 0, missing[0]))
 
     def _name(self, label: int) -> str:
+        named: tuple[str, ...] = getattr(self.model, "classes", ())
+        if named:
+            return named[label]
         classes = self.model.config.heads.classes
         if classes == len(NAMES):
             return NAMES[label]
@@ -167,8 +170,8 @@ def subject(
     path = Path(name)
     if path.suffix != ".safetensors":
         raise UnsupportedError(
-            f"{name!r} names no model to show: give a .safetensors file of a ViTDet, made by "
-            "`eventful weights convert`, or timm:NAME."
+            f"{name!r} names no model to show: give timm:NAME, or a .safetensors file of a ViTDet "
+            "made by eventful.save_model or `eventful weights convert`."
         )
     model = load_model(path, **({} if size is None else {"size": size}))
     if not isinstance(model, ViTDet):

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from eventful.cli.options import TrainingFiles, TrainingRun
+from eventful.cli.progress import Report as Shown
+from eventful.cli.progress import shown
 from eventful.models.shipped import named_or_file
 from eventful.paper.data import Problems, recognise
 from eventful.paper.data.problems import OnProblem, missing, stop
@@ -38,7 +40,7 @@ def detector(
         changes: fields of the recipe to replace.
     """
     problems = _on_problem(run)
-    with joined(run.device) as processes, _Bar(processes, quiet=run.as_json).shown() as bar:
+    with joined(run.device) as processes, _training(processes) as bar:
         train_detector(
             plan,
             named_or_file(files.weights),
@@ -78,7 +80,7 @@ def temporal(
         **plan, val_split=val_split, cache_dtype=torch.float16 if half else torch.float32
     )
     problems = _on_problem(run)
-    with joined(run.device) as processes, _Bar(processes, quiet=run.as_json).shown() as bar:
+    with joined(run.device) as processes, _training(processes) as bar:
         tuning = TemporalTuning(
             made,
             named_or_file(files.weights),
@@ -114,12 +116,13 @@ def shipped(
     options = LoopOptions(
         seconds=None if minutes is None else 60 * minutes, shard=shard * 2**20, save_every=500
     )
-    with joined(device) as processes, _Bar(processes, quiet=as_json).shown() as bar:
+    with joined(device) as processes, _training(processes) as bar:
         made = train_shipped(
             name, out, processes, phases=phases, options=options, on_step=bar.phase_step
         )
         if not processes.first:
             return
+        bar.scoring()
         score = (
             None if made is None else scored(made, VALIDATION[: max(1, round(384 * min(scale, 1)))])
         )
@@ -148,47 +151,43 @@ def _noted(problems: OnProblem) -> list[str]:
     return [str(error) for error in problems.found] if isinstance(problems, Problems) else []
 
 
-class _Bar:
-    """A progress bar in the first process; silent where JSON is printed."""
+class _Training:
+    """Progress of training, in the first process."""
 
-    def __init__(self, processes: Processes, *, quiet: bool) -> None:
-        self.quiet = quiet or not processes.first
-        self.progress: Any = None
-        self.tasks: dict[str, Any] = {}
-
-    @contextmanager
-    def shown(self) -> Iterator[_Bar]:
-        """Show it while the block runs."""
-        if self.quiet:
-            yield self
-            return
-        from rich.console import Console
-        from rich.progress import Progress, TimeRemainingColumn
-
-        columns = (*Progress.get_default_columns()[:-1], TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True)) as progress:
-            self.progress = progress
-            yield self
-
-    def _set(self, name: str, text: str, done: int, count: int) -> None:
-        if self.progress is None:
-            return
-        if name not in self.tasks:
-            self.tasks[name] = self.progress.add_task(text, total=count)
-        self.progress.update(self.tasks[name], description=text, completed=done, total=count)
+    def __init__(self, report: Shown | None) -> None:
+        self._report = report
 
     def step(self, moment: StepProgress) -> None:
         """After a step of training."""
-        text = f"epoch {moment.epoch + 1}, loss {moment.loss:.3f}"
-        self._set("training", text, moment.step, moment.steps)
+        self._moment("training", moment, f"epoch {moment.epoch + 1}, loss {moment.loss:.3f}")
 
     def phase_step(self, phase: str, moment: StepProgress) -> None:
         """After a step of a phase of training."""
-        self._set(phase, f"{phase}, loss {moment.loss:.3f}", moment.step, moment.steps)
+        self._moment(phase, moment, f"loss {moment.loss:.3f}")
+
+    def scoring(self) -> None:
+        """Training is over, and the model is being scored."""
+        if self._report is not None:
+            self._report("scoring")
 
     def caching(self, what: str, done: int, count: int) -> None:
         """After a video was cached."""
-        self._set(what, f"caching {what}", done, count)
+        if self._report is not None:
+            self._report(f"caching {what}", done, count)
+
+    def _moment(self, stage: str, moment: StepProgress, more: str) -> None:
+        if self._report is not None:
+            self._report(stage, moment.step, moment.steps, more)
+
+
+@contextmanager
+def _training(processes: Processes) -> Iterator[_Training]:
+    """On stderr: stdout belongs to the report."""
+    if not processes.first:
+        yield _Training(None)
+        return
+    with shown() as report:
+        yield _Training(report)
 
 
 def _report(out: Path, as_json: bool, more: dict[str, Any]) -> None:

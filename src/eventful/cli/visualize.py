@@ -28,7 +28,7 @@ class Options:
         typer.Option(
             "--model",
             metavar="MODEL",
-            help="A ViTDet from `eventful weights convert`, or timm:NAME.",
+            help="timm:NAME, or a ViTDet from eventful.save_model or `weights convert`.",
         ),
     ] = "timm:vit_small_patch16_224"
     weights: Annotated[

@@ -8,14 +8,16 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from eventful.cli.progress import shown_over
 from eventful.cli.subjects import Features, Subject, subject
 from eventful.cli.visualize import Options
 from eventful.config import PRESETS, Config
+from eventful.cost.units import in_words
 from eventful.errors import ConfigError, MissingFileError, UnsupportedError
 from eventful.paper.data.mot import sequence_info
 from eventful.policies import Policy, Threshold
@@ -28,8 +30,6 @@ from eventful.video.scene import UpdateStep, scene
 from eventful.video.sink import VideoSink
 from eventful.video.source import FrameSource, ImageFiles, VideoFile
 from eventful.video.synthetic import moving_objects
-
-T = TypeVar("T")
 
 IMAGES = (".jpg", ".jpeg", ".png")
 RATE = 15.0  # frames per second of image sequences without a rate
@@ -50,7 +50,7 @@ def run(options: Options, as_json: bool) -> None:
         raise ConfigError(f"--out {options.out} cannot be written to: {error}.") from None
     frames, fps = open_frames(options.source, options.start, options.frames)
     shown = subject(options.model, options.weights, options.size, options.score, options.device)
-    steps, gate = watch(shown, _progress(frames, options.frames, "Streaming"), options)
+    steps, gate = watch(shown, shown_over(frames, options.frames, "Streaming"), options)
     files = draw(steps, options, gate, shown.shows, fps)
     mean = sum(step.macs for step in steps) / len(steps)
     summary = {
@@ -66,7 +66,7 @@ def run(options: Options, as_json: bool) -> None:
     saving = steps[0].dense_macs / max(mean, 1)
     if options.weights is None and options.model.startswith("timm:"):
         print(f"{options.model} with random weights; --weights takes real ones")
-    print(f"{len(steps)} frames, {mean / 1e9:.1f} GFlops a frame, {saving:.1f}x less than dense")
+    print(f"{len(steps)} frames, {in_words(mean)} a frame, {saving:.1f}x less than dense")
     for path in files:
         print(path)
 
@@ -111,7 +111,7 @@ def draw(
     brightest = error_scale(steps)
     width = min(PANEL, int(steps[0].view.frame.shape[2]))
     with VideoSink(files[0], fps) as sink:
-        for current in _progress(iter(range(len(steps))), len(steps), "Drawing"):
+        for current in shown_over(range(len(steps)), len(steps), "Drawing"):
             sink.write(scene(steps, current, brightest, width=width, gate=gate, prediction=shows))
     update_sheet(spread(steps, options.columns), files[1], gate=gate, prediction=shows)
     operations_chart(steps, files[2], title=_title(options))
@@ -192,12 +192,3 @@ def _table(steps: Sequence[UpdateStep]) -> str:
         row: list[Any] = [s.index, int(s.flush), s.budget, s.updated, s.tokens]
         writer.writerow([*row, s.macs, s.dense_macs, f"{s.ms:.3f}"])
     return text.getvalue()
-
-
-def _progress(things: Iterator[T], total: int, what: str) -> Iterator[T]:
-    """A bar on stderr: stdout belongs to the summary."""
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    return iter(track(things, description=what, total=total, transient=True, console=console))

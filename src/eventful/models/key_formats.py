@@ -274,7 +274,9 @@ def find_key_format(name: str, keys: Mapping[str, Tensor]) -> tuple[str, KeyForm
         if any(re.fullmatch(format.mark, key) for key in keys):
             return candidate, format
     raise CheckpointError(
-        f"These keys are of no known format ({known}); the first: {', '.join(list(keys)[:5])}."
+        f"These keys are of no known format ({known}); the first: {', '.join(list(keys)[:5])}. "
+        "A model that you built with eventful.models needs no conversion: write it with "
+        "eventful.save_model(model, path)."
     )
 
 

@@ -140,7 +140,8 @@ def _about(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: what it says of its model is damaged ({error}).") from None
     if about is None:
         raise CheckpointError(
-            f"{path} does not name its model. Make it with `eventful weights convert`, "
+            f"{path} does not name its model. Write your own model with "
+            "eventful.save_model(model, path), published weights with `eventful weights convert`; "
             "or build the model yourself and call load_weights."
         )
     if not isinstance(about, dict) or not isinstance(about.get("config"), dict):

@@ -1,4 +1,4 @@
-"""Trained models by name: those that come with the package, and one from another package."""
+"""Trained models by name or file: those of this package, one from another, and your own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from eventful.errors import CheckpointError, ConfigError
 from eventful.models.focus import load_focus
 from eventful.models.loading import load_model
 
-_FOLDER = "weights"
+_FOLDER, _ENDING = "weights", ".safetensors"
 SHIPPED = ("detector", "actions")  # those whose weights are files of the package
 
 
 def weights_of(name: str) -> Path:
     """The file of a model that comes with the package."""
-    path = Path(str(resources.files("eventful.models") / _FOLDER / f"{name}.safetensors"))
+    path = Path(str(resources.files("eventful.models") / _FOLDER / f"{name}{_ENDING}"))
     if not path.is_file():
         raise CheckpointError(
             f"The weights of {name!r} are not in this installation ({path}): install the package "
@@ -40,16 +40,25 @@ _LOADERS: dict[str, Callable[[], nn.Module]] = {
 NAMES = tuple(_LOADERS)
 
 
-def load(name: str) -> nn.Module:
+def load(name: str | Path) -> nn.Module:
     """A trained model, in eval mode, on the CPU.
 
     - `detector`: a ViTDet of 4 million parameters for `eventful.video.world`.
     - `actions`: a factorised ViViT of 4 million parameters that names motions in clips of 32
       frames of the same world.
     - `focus`: a ViT-S/14 with a saliency head, trained on photographs; needs the extra `focus`.
+    - a path that ends in `.safetensors`: a file that `save_model` or `eventful weights convert`
+      wrote.
 
-    The first two have the names of its classes in `classes`.
+    `detector`, `actions` and models from files have the names of their classes in `classes`; it is
+    empty if the file has none.
     """
+    if isinstance(name, Path) or name.endswith(_ENDING):
+        if not Path(name).is_file():
+            raise CheckpointError(f"{name} is not there; write it with eventful.save_model.")
+        return load_model(name)
     if name not in _LOADERS:
-        raise ConfigError(f"No model {name!r}; there are {', '.join(NAMES)}.")
+        raise ConfigError(
+            f"No model {name!r}; there are {', '.join(NAMES)}, and files that end in {_ENDING}."
+        )
     return _LOADERS[name]()

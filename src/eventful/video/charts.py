@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from eventful.cost.units import Unit, unit_of
 from eventful.surgery.libraries import load
 from eventful.video.overlay import mask_picture
 from eventful.video.scene import UpdateStep
@@ -28,10 +29,12 @@ STYLE = {
 
 
 def update_sheet(steps: Sequence[UpdateStep], path: Path, *, gate: str, prediction: str) -> None:
-    """Write the contact sheet: a column per frame with prediction, error and update mask.
+    """Write the contact sheet: a column per frame, which has four rows.
+
+    The frame as it is, the prediction, the error, and the tokens that were updated.
 
     Args:
-        prediction: caption of the first row.
+        prediction: caption of the second row.
     """
     pyplot = _pyplot()
     height, width = steps[0].view.frame.shape[-2:]
@@ -40,16 +43,17 @@ def update_sheet(steps: Sequence[UpdateStep], path: Path, *, gate: str, predicti
     brightest = error_scale(steps)
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(
-            3,
+            4,
             len(steps),
-            figsize=(across * len(steps) + 1.35, 3.1 * down + 0.35),
+            figsize=(across * len(steps) + 1.35, 4.13 * down + 0.35),
             squeeze=False,
             gridspec_kw={"wspace": 0.03, "hspace": 0.04},
         )
         for column, step in enumerate(steps):
             axes[0][column].set_title(_heading(step), fontsize=9)
-            _picture(axes[0][column], step.prediction)
-            grid = axes[1][column].imshow(
+            _picture(axes[0][column], step.view.frame)
+            _picture(axes[1][column], step.prediction)
+            grid = axes[2][column].imshow(
                 step.view.error.numpy(),
                 cmap="magma",
                 vmin=0,
@@ -57,8 +61,9 @@ def update_sheet(steps: Sequence[UpdateStep], path: Path, *, gate: str, predicti
                 extent=(0, width, height, 0),
                 interpolation="nearest",
             )
-            _picture(axes[2][column], mask_picture(step.view, dim=0.22))
-        for row, name in enumerate((prediction, "error $\\|e\\|$", "update mask $m$")):
+            _picture(axes[3][column], mask_picture(step.view))
+        names = ("frame", prediction, "error $\\|e\\|$", "update mask $m$")
+        for row, name in enumerate(names):
             axes[row][0].set_ylabel(name, fontsize=10)
         for axis in axes.flatten():
             axis.set_xticks([])
@@ -76,8 +81,9 @@ def operations_chart(steps: Sequence[UpdateStep], path: Path, *, title: str = ""
     """Write the operations of each frame, with the budget in force and the cost of dense."""
     pyplot = _pyplot()
     frames = [step.index for step in steps]
-    costs = [step.macs / 1e9 for step in steps]
-    dense = max(step.dense_macs for step in steps) / 1e9
+    unit = unit_of(max(step.dense_macs for step in steps))
+    costs = [step.macs / unit.size for step in steps]
+    dense = max(step.dense_macs for step in steps) / unit.size
     with pyplot.rc_context(STYLE):
         figure, axis = pyplot.subplots(figsize=(7.6, 3.1))
         edges = [frame - 0.5 for frame in (*frames, frames[-1] + 1)]
@@ -88,11 +94,11 @@ def operations_chart(steps: Sequence[UpdateStep], path: Path, *, title: str = ""
             "dense", (edges[-1], dense), xytext=(0, 3), textcoords="offset points", ha="right",
             fontsize=8, color=FAINT,
         )  # fmt: skip
-        _mark_flushes(axis, steps)
+        _mark_flushes(axis, steps, unit)
         top = max(dense, *costs)  # with a large budget a rule may cost more than dense
         _mark_budgets(axis, steps, top)
         axis.set_xlabel("frame")
-        axis.set_ylabel("GFlops")
+        axis.set_ylabel(unit.name)
         axis.set_ylim(0, top * 1.16)
         axis.margins(x=0.01)
         axis.grid(axis="y", color=GRID, linewidth=0.8)
@@ -128,14 +134,14 @@ def _picture(axis: Any, picture: Tensor) -> None:
     axis.imshow(picture.permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="lanczos")
 
 
-def _mark_flushes(axis: Any, steps: Sequence[UpdateStep]) -> None:
+def _mark_flushes(axis: Any, steps: Sequence[UpdateStep], unit: Unit) -> None:
     """Label each flush, unless it is too close to the last label."""
     free = steps[0].index
     for step in steps:
         if step.flush and step.index >= free:
             free = step.index + max(1, len(steps) // 12)
             axis.annotate(
-                "flush", (step.index + 0.5, step.macs / 1e9), xytext=(4, -5),
+                "flush", (step.index + 0.5, step.macs / unit.size), xytext=(4, -5),
                 textcoords="offset points", fontsize=8, color=BLUE, va="top",
             )  # fmt: skip
 

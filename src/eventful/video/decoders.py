@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eventful.errors import (
     DamagedMediaError,
+    EventfulError,
     MissingDependencyError,
+    PictureSizeError,
     SourceError,
     UnsupportedError,
 )
 from eventful.surgery.libraries import load
 from eventful.video.address import Source
 from eventful.video.fitting import Planes, resized
+from eventful.video.limits import check_pixels
 from eventful.video.protocols import PLAYLIST, is_playlist
 from eventful.video.source import read_image
 
@@ -126,6 +129,8 @@ class ImageDecoder:
         for index, path in enumerate(self._paths):
             try:
                 pixels = read_image(path).permute(1, 2, 0).numpy()
+            except PictureSizeError:
+                raise  # the others are as large: skipping them one by one would say nothing
             except DamagedMediaError:
                 self.damaged += 1
                 continue
@@ -152,10 +157,22 @@ class CvDecoder:
             raise DamagedMediaError(
                 f"{source.shown} does not decode as a video. Fetch it again, or convert it."
             )
+        self._check_size(cv2, source.shown)
         self.rate = float(self._capture.get(cv2.CAP_PROP_FPS) or 0) or ASSUMED_RATE
         frames = int(self._capture.get(cv2.CAP_PROP_FRAME_COUNT))
         self.length = frames if frames > 0 and not camera else None
         self.live, self.damaged = camera, 0
+
+    def _check_size(self, cv2: Any, shown: str) -> None:
+        height, width = (
+            int(self._capture.get(name))
+            for name in (cv2.CAP_PROP_FRAME_HEIGHT, cv2.CAP_PROP_FRAME_WIDTH)
+        )
+        try:
+            check_pixels(shown, height, width)
+        except EventfulError:
+            self._capture.release()
+            raise
 
     def pictures(self) -> Iterator[Picture]:
         """Every picture up to the first that cannot be read."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 GAP = 6  # pixels between the tiles of a sheet
+PALE = 0.4  # how light a black token that was not updated is shown
+OUTLINE = (0.9, 0.25, 0.05)  # of updated tokens
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,15 @@ def heat_picture(view: UpdateView, brightest: float) -> Tensor:
     return _heat(_enlarge(view.error / max(brightest, 1e-12), view.frame.shape[-2:]))
 
 
-def mask_picture(view: UpdateView, dim: float = 0.25) -> Tensor:
-    """The frame (3, H, W) with updated tokens as they are, the others `dim`, outlined between."""
+def mask_picture(view: UpdateView) -> Tensor:
+    """The frame (3, H, W) with updated tokens as they are and outlined, the others pale grey.
+
+    Pale, not dark: what was not computed stays visible, also in a dark frame.
+    """
     mask = _enlarge(view.mask.float(), view.frame.shape[-2:])
-    shown = view.frame * (dim + (1 - dim) * mask)
-    return torch.where(_edges(mask) > 0, torch.tensor([1.0, 0.75, 0.1])[:, None, None], shown)
+    pale = PALE + (1 - PALE) * view.frame.mean(dim=0, keepdim=True)
+    shown = torch.where(mask > 0, view.frame, pale)
+    return torch.where(_edges(mask) > 0, torch.tensor(OUTLINE)[:, None, None], shown)
 
 
 def _enlarge(grid: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:

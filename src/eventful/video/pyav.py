@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from eventful.errors import DamagedMediaError, SourceError, UnsupportedError
+from eventful.errors import DamagedMediaError, EventfulError, SourceError, UnsupportedError
 from eventful.surgery.libraries import load
 from eventful.video.address import Source
 from eventful.video.decoders import ASSUMED_RATE, Picture, explain_damage
 from eventful.video.fitting import Planes
+from eventful.video.limits import check_pixels, most_pixels
 from eventful.video.motion import vector_grid
 from eventful.video.protocols import PLAYLIST, file_address, is_playlist, open_options
 
@@ -43,14 +44,20 @@ class AvDecoder:
             self._container.close()
             raise DamagedMediaError(f"{source.shown} has no video stream. Name a video.")
         self._stream = self._container.streams.video[0]
+        try:
+            check_pixels(source.shown, self._stream.height or 0, self._stream.width or 0)
+        except EventfulError:
+            self._container.close()
+            raise
         self.live = source.kind in ("camera", "rtsp") or (
             source.kind == "http" and self._container.duration is None
         )
         # Threads over whole frames are faster, but hold back as many frames as there are threads.
         latest = self.live if live is None else live
         self._stream.thread_type = "SLICE" if latest else "AUTO"
-        if motion:
-            self._stream.codec_context.options = {"flags2": "+export_mvs"}
+        # The size of a stream may change in its middle: FFmpeg refuses such pictures by itself.
+        options = {"max_pixels": str(most_pixels())}
+        self._stream.codec_context.options = options | ({"flags2": "+export_mvs"} if motion else {})
         self.rate = float(self._stream.average_rate or self._stream.guessed_rate or ASSUMED_RATE)
         self.length = self._stream.frames or None
         self.damaged = 0

@@ -80,6 +80,8 @@ def read(
         ConfigError: An argument is not valid, or the kind of source is not supported.
         MissingFileError: There is no such file, or no images.
         DamagedMediaError: The file does not decode.
+        PictureSizeError: Its pictures have more pixels than EVENTFUL_MAX_PIXELS, 89 million if it
+            is not set.
         SourceError: A camera or address does not answer.
         MissingDependencyError: No decoder is installed.
     """

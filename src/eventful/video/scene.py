@@ -1,4 +1,4 @@
-"""Scenes of a video of updates: predictions, error and mask side by side over a strip of costs."""
+"""Scenes of a video of updates: frame, prediction, error and mask over a strip of costs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from eventful.cost.units import in_words
 from eventful.models.vitdet.frames import Detections
 from eventful.rules.record import StepRecord
 from eventful.surgery.libraries import load
@@ -106,24 +107,26 @@ def scene(
     Args:
         steps: of the whole video, for the strip of costs.
         brightest: the error that is shown lightest.
-        width: of each of the three panels, in pixels.
-        prediction: caption of the first panel.
+        width: of each of the four panels, in pixels.
+        prediction: caption of the second panel.
     """
     step = steps[current]
     panels = [
+        (step.view.frame, "frame"),
         (step.prediction, prediction),
         (heat_picture(step.view, brightest), f"error, gate {gate}"),
         (mask_picture(step.view), _caption(step)),
     ]
     height = round(width * step.view.frame.shape[1] / step.view.frame.shape[2])
-    total = (4 * MARGIN + 3 * width, 3 * MARGIN + CAPTION + height + STRIP)
+    across, down = width + MARGIN, height + CAPTION + MARGIN
+    total = (MARGIN + 2 * across, 2 * MARGIN + 2 * down + STRIP)
     canvas = load("PIL.Image").new("RGB", total, GROUND)
     draw = load("PIL.ImageDraw").Draw(canvas)
     for i, (picture, caption) in enumerate(panels):
-        left = MARGIN + i * (width + MARGIN)
-        draw.text((left, MARGIN - 2), caption, fill=INK, font=_font(15))
-        canvas.paste(image(_resized(picture, height, width)), (left, MARGIN + CAPTION))
-    box = (MARGIN, 2 * MARGIN + CAPTION + height, total[0] - MARGIN, total[1] - MARGIN)
+        left, top = MARGIN + i % 2 * across, MARGIN + i // 2 * down
+        draw.text((left, top - 2), caption, fill=INK, font=_font(15))
+        canvas.paste(image(_resized(picture, height, width)), (left, top + CAPTION))
+    box = (MARGIN, MARGIN + 2 * down, total[0] - MARGIN, total[1] - MARGIN)
     _strip(draw, steps, current, box)
     return from_image(canvas)
 
@@ -144,7 +147,7 @@ def _strip(
     slot = (right - left) / len(steps)
     now = steps[current]
     saving = now.dense_macs / max(now.macs, 1)
-    text = f"frame {now.index}: {now.macs / 1e9:.1f} GFlops"
+    text = f"frame {now.index}: {in_words(now.macs)}"
     text += "" if now.flush else f", {saving:.1f}x less than dense"
     draw.text((left, top - 22), text, fill=FAINT, font=_font(13))
     draw.rectangle((left, top, right, bottom), fill="#1d2029")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eventful.errors import DamagedMediaError, MalformedDataError, MissingFileError
+from eventful.errors import DamagedMediaError, DataError, MalformedDataError, MissingFileError
 from eventful.surgery.libraries import load
+from eventful.video.limits import check_pixels, too_large
 from eventful.video.protocols import PLAYLIST, file_address, is_playlist, open_options
 
 # From a gap of this many frames on, seeking is cheaper than decoding.
@@ -196,18 +198,54 @@ def _stacked(frames: list[Tensor], where: Path) -> Tensor:
 
 
 def read_image(path: Path) -> Tensor:
-    """An image file as uint8 RGB, (3, H, W)."""
+    """An image file as uint8 RGB, (3, H, W).
+
+    Raises:
+        MissingFileError: There is no such file.
+        DamagedMediaError: It does not decode.
+        PictureSizeError: It has more pixels than `limits.most_pixels`.
+    """
+    with opened_image(path) as image:
+        width, height = image.size
+        try:
+            pixels = np.array(image.convert("RGB"))
+            return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+        except MemoryError:
+            raise too_large(path, height, width) from None
+
+
+_UNLIMITED = threading.Lock()
+
+
+def _opened_unlimited(pillow: Any, path: Path) -> Any:
+    """Read the header without Pillow's limit, which raises an error that does not say the size.
+
+    The limit is a global of Pillow's and may be the user's own: it is put back at once.
+    """
+    with _UNLIMITED:
+        limit, pillow.MAX_IMAGE_PIXELS = pillow.MAX_IMAGE_PIXELS, None
+        try:
+            return pillow.open(path)
+        finally:
+            pillow.MAX_IMAGE_PIXELS = limit
+
+
+@contextmanager
+def opened_image(path: Path) -> Iterator[Any]:
+    """A Pillow image, of which only the header is read, within the limit of pixels."""
     pillow = load("PIL.Image")
     if not path.is_file():
         raise MissingFileError(f"{path} is not there. Check the dataset with: eventful data check")
     try:
-        with pillow.open(path) as image:
-            pixels = np.array(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:
+        with _opened_unlimited(pillow, path) as image:
+            check_pixels(path, image.height, image.width)
+            yield image
+    except DataError:
+        raise
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
         raise DamagedMediaError(
             f"{path} does not decode as an image ({error}). Fetch it again, or skip its video."
         ) from error
-    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
 @contextmanager
@@ -220,7 +258,9 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
         with av.open(file_address(path), options=open_options(av, "file")) as container:
             if not container.streams.video:
                 raise DamagedMediaError(f"{path} has no video stream. Fetch it again, or skip it.")
-            yield container, container.streams.video[0]
+            stream = container.streams.video[0]
+            check_pixels(path, stream.height or 0, stream.width or 0)
+            yield container, stream
     except av.error.FFmpegError as error:
         if is_playlist(path):
             raise DamagedMediaError(f"{path} {PLAYLIST}") from error

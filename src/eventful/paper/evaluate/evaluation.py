@@ -71,6 +71,9 @@ class Settings:
 class Progress(Protocol):
     """Progress callbacks."""
 
+    def stage(self, what: str) -> None:
+        """Something that takes long and has no frames starts, such as compiling a model."""
+
     def begin(self, variant: Variant, frames: int, videos: int) -> None:
         """A variant starts, with this many frames and videos to process."""
 
@@ -80,6 +83,9 @@ class Progress(Protocol):
 
 class NoProgress:
     """Reports no progress."""
+
+    def stage(self, what: str) -> None:
+        """See `Progress`."""
 
     def begin(self, variant: Variant, frames: int, videos: int) -> None:
         """See `Progress`."""

@@ -98,7 +98,7 @@ def _line(row: Row) -> str:
 def _panel(
     axis: Any, rows: Sequence[Row], lines: Sequence[str], report: Report, *, numbers: bool = True
 ) -> None:
-    from eventful.paper.evaluate.report import METRICS, UNITS
+    from eventful.paper.evaluate.report import METRICS, Scale
 
     metric = report.experiment.metric
     dense = [row for row in rows if row.preset == DENSE]
@@ -108,7 +108,9 @@ def _panel(
         own = [row for row in rows if row.preset != DENSE and _line(row) == name]
         shown = 0 if not numbers else len(own) if len(lines) < 3 else 1
         _curve(axis, own, name, metric, index, shown)
-    axis.set_xlabel(UNITS[report.experiment.model])
+    scale = Scale.of(report.experiment.model, report.rows)
+    axis.set_xlabel(scale.name)
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value * scale.factor:g}")
     axis.set_ylabel(f"{METRICS[metric]} (%)")
     axis.grid(color=GRID, linewidth=0.8)
     axis.set_axisbelow(True)

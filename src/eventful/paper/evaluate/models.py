@@ -67,7 +67,10 @@ class Weights:
 
 
 def _about(path: Path) -> dict[str, Any]:
-    advice = "Published weights become a file that can be evaluated with `eventful weights convert`"
+    advice = (
+        "A model of your own becomes a file that can be evaluated with eventful.save_model(model, "
+        "path), published weights with `eventful weights convert`"
+    )
     if not path.is_file():
         raise CheckpointError(f"{path} is not there. {advice}.")
     try:

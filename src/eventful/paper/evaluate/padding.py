@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eventful.errors import DamagedMediaError, DataError
+from eventful.errors import DataError
 from eventful.models.vitdet.frames import Placement, fitted_size
 from eventful.models.vitdet.model import ViTDetConfig
 from eventful.paper.data.problems import OnProblem, missing, stop
 from eventful.paper.data.records import Video
 from eventful.rules.record import StepRecord
-from eventful.surgery.libraries import load
-from eventful.video.source import ImageFiles
+from eventful.video.source import ImageFiles, opened_image
 
 
 @dataclass(frozen=True)
@@ -87,12 +86,8 @@ def frame_size(video: Video) -> tuple[int, int]:
     path: Path = video.frames.path(0)
     if not path.is_file():
         raise missing(path, f"the first frame of {video.name}")
-    try:
-        with load("PIL.Image").open(path) as image:
-            width, height = image.size
-    except OSError as error:
-        raise DamagedMediaError(f"{path} does not open as an image ({error}).") from error
-    return int(height), int(width)
+    with opened_image(path) as image:
+        return int(image.height), int(image.width)
 
 
 def skipped_if_none_is_padding(padded: float, tokens: int, r: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from eventful import files
+from eventful.cost.units import unit_of
 from eventful.errors import MissingDependencyError
 from eventful.paper.evaluate.experiment import Experiment
 from eventful.paper.evaluate.variants import Variant
 
-UNITS = {"vitdet": "GFlops per frame", "vivit": "TFlops per video"}
+UNITS = {"vitdet": "GFlops per frame", "vivit": "TFlops per video"}  # of `Row.operations`
+_FLOPS = {"vitdet": 1e9, "vivit": 1e12}
 METRICS = {
     "coco_map50": "mAP50, COCO",
     "fgfa_map50": "mAP50, FGFA",
@@ -25,6 +28,39 @@ METRICS = {
 _FROM_VARIANT = (
     *("label", "preset", "model", "size", "r", "fraction", "h", "per_gate", "tuned_r", "share"),
 )
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The unit in which a table or a figure shows operations.
+
+    Attributes:
+        name: heading, such as MFlops per frame.
+        factor: from `Row.operations` to the unit.
+        digits: behind the point, for a table.
+    """
+
+    name: str
+    factor: float
+    digits: int
+
+    @classmethod
+    def of(cls, model: str, rows: Sequence[Row]) -> Scale:
+        """The unit of the paper, or a smaller one where all rows are small.
+
+        Beside published numbers the unit is the paper's. There are as many digits as the smallest
+        number needs to be told from zero.
+        """
+        usual = 1 if model == "vitdet" else 3
+        found = [n for row in rows for n in (row.operations, row.dense_operations) if n]
+        if not found or any(row.published_operations for row in rows):
+            return cls(UNITS[model], 1.0, usual)
+        flops = _FLOPS[model]
+        unit = unit_of(min(max(found) * flops, flops))
+        factor = flops / unit.size
+        least = math.floor(math.log10(min(found) * factor))
+        digits = max(usual if factor == 1 else 1, 1 - least)
+        return cls(UNITS[model].replace(UNITS[model].split()[0], unit.name), factor, digits)
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,7 @@ class _Run:
 def _time_detector(variants: Sequence[Variant], size: int | None, run: _Run) -> list[Row]:
     """Milliseconds a frame."""
     plan, progress, size = run.plan, run.progress, size or 1024
+    progress.stage(f"vitdet at {size} px: building the model and its frames")
     model = _detector(size, plan)
     clip = [plan.put(frame) for frame in moving_objects(1 + plan.steady, (size, size))]
     dense = dense_macs(model.backbone, size)
@@ -206,6 +207,7 @@ def _time_detector(variants: Sequence[Variant], size: int | None, run: _Run) -> 
 def _time_recogniser(variants: Sequence[Variant], size: int | None, run: _Run) -> list[Row]:
     """Milliseconds a video: all its views together, step by step."""
     plan, progress, size = run.plan, run.progress, size or 320
+    progress.stage(f"vivit at {size} px: building the model and its videos")
     model = _recogniser(size, plan)
     views = plan.views[0] * plan.views[1]
     frames, tubelet = model.config.frames, model.config.tubelet
@@ -266,7 +268,10 @@ def _rows(
 
 def _fastest_dense(like: Variant, model: nn.Module, example: Tensor, macs: int, run: _Run) -> Entry:
     """The dense path with the shortest trial time, named in the label."""
-    paths = dense_paths(run.plan.dense_spec(model, example))
+    name = f"{like.model} at {example.shape[-1]} px"
+    paths = dense_paths(
+        run.plan.dense_spec(model, example), lambda what: run.progress.stage(f"{name}: {what}")
+    )
     best = min(paths.trial_ms, key=lambda name: paths.trial_ms[name])
     variant = Variant(f"Base model, {best}", DENSE, like.model, like.size)
     trials = ", ".join(f"{name} {ms:.3g} ms" for name, ms in paths.trial_ms.items())

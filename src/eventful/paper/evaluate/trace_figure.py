@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventful.paper.evaluate.figure import COLOURS, FAINT, GRID, STYLE, pyplot_for_files, save
+from eventful.paper.evaluate.report import Scale
 from eventful.paper.evaluate.variants import DENSE
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ def draw_trace(report: TraceReport, path: Path) -> list[Path]:
         _dense_line(below, report)
         _budgets(above, below, report)
         above.set_ylabel("relative error of the features")
-        below.set_ylabel("GFlops")
+        scale = Scale.of("vitdet", report.rows)
+        below.set_ylabel(scale.name.split()[0])
+        below.yaxis.set_major_formatter(lambda value, _: f"{value * scale.factor:g}")
         below.set_xlabel("frame")
         below.locator_params(axis="x", integer=True)
         for axis in (above, below):

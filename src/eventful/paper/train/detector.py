@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from eventful.errors import CheckpointError, ConfigError
 from eventful.models.key_formats import KeyReport
 from eventful.models.loading import load_model, load_weights
+from eventful.models.saving import save_model
 from eventful.models.vitdet import Detections, HeadConfig, ViTDet, ViTDetConfig
 from eventful.paper.data import Box, VideoSet, open_dataset
 from eventful.paper.data.problems import OnProblem, stop
 from eventful.paper.evaluate.metrics import COCO_LIBRARY, coco_map50, fgfa_map50
 from eventful.paper.train.engine import LoopOptions, StepProgress, Trainer
-from eventful.paper.train.export import save_model
 from eventful.paper.train.frames import (
     Augment,
     Batch,
@@ -114,7 +114,7 @@ def start_from(
     if not isinstance(known, ViTDet):
         raise CheckpointError(
             f"{weights} holds a {type(known).__name__}; to train a detector give the weights of a "
-            "whole ViTDet (eventful weights convert)."
+            "whole ViTDet (eventful.save_model, or eventful weights convert)."
         )
     config = known.config
     if heads == "faster":

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from eventful.errors import ConfigError
+from eventful.models.saving import save_model
 from eventful.models.vitdet import BackboneConfig, Detections, HeadConfig, ViTDet, ViTDetConfig
 from eventful.models.vivit import ViViT, ViViTConfig
 from eventful.paper.data import Box
 from eventful.paper.data.world import SPLITS, boxes_in
 from eventful.paper.evaluate.metrics import DetectionScore, fgfa_map50
 from eventful.paper.train.engine import LoopOptions, StepProgress, Trainer
-from eventful.paper.train.export import save_model
 from eventful.paper.train.motions import MotionObjective, clips_of, motion_clips, normalised
 from eventful.paper.train.processes import Processes
 from eventful.paper.train.recipes import Recipe

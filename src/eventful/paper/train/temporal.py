@@ -15,12 +15,12 @@ from eventful import files
 from eventful.config import Accumulate, Config
 from eventful.errors import CheckpointError, ConfigError
 from eventful.models.loading import load_model
+from eventful.models.saving import save_model
 from eventful.models.vivit import ViViT
 from eventful.paper.data import EPIC_VIEWS, VideoSet, ViewPlan, open_dataset
 from eventful.paper.data.problems import OnProblem, stop
 from eventful.paper.evaluate.metrics import RecognitionScore, average_views, top_k
 from eventful.paper.train.engine import LoopOptions, StepProgress, Trainer
-from eventful.paper.train.export import save_model
 from eventful.paper.train.processes import Processes
 from eventful.paper.train.recipes import EPIC, Recipe
 from eventful.paper.train.vectors import Cached, VectorCache, vector_folder, weights_digest
