@@ -44,6 +44,9 @@ EXTRAS = {
     "rich": "cli",
     "faster_coco_eval": "eval",
     "tensorboard": "train",
+    "supervision": "annotate",
+    "trackers": "track",
+    "pyarrow": "parquet",
 }
 
 # Importing one of these imports torchvision.

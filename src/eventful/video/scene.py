@@ -77,7 +77,7 @@ def with_boxes(frame: Tensor, found: Detections, texts: Sequence[str]) -> Tensor
     canvas = image(frame)
     draw = load("PIL.ImageDraw").Draw(canvas)
     thick = max(2, round(min(frame.shape[-2:]) / 220))
-    font = _font(max(11, round(min(frame.shape[-2:]) / 32)))
+    font = font_of(max(11, round(min(frame.shape[-2:]) / 32)))
     for box, label, text in zip(found.boxes.tolist(), found.labels.tolist(), texts, strict=True):
         colour = PALETTE[label % len(PALETTE)]
         draw.rectangle(tuple(box), outline=colour, width=thick)
@@ -121,7 +121,7 @@ def scene(
     draw = load("PIL.ImageDraw").Draw(canvas)
     for i, (picture, caption) in enumerate(panels):
         left = MARGIN + i * (width + MARGIN)
-        draw.text((left, MARGIN - 2), caption, fill=INK, font=_font(15))
+        draw.text((left, MARGIN - 2), caption, fill=INK, font=font_of(15))
         canvas.paste(image(_resized(picture, height, width)), (left, MARGIN + CAPTION))
     box = (MARGIN, 2 * MARGIN + CAPTION + height, total[0] - MARGIN, total[1] - MARGIN)
     _strip(draw, steps, current, box)
@@ -146,7 +146,7 @@ def _strip(
     saving = now.dense_macs / max(now.macs, 1)
     text = f"frame {now.index}: {now.macs / 1e9:.1f} GFlops"
     text += "" if now.flush else f", {saving:.1f}x less than dense"
-    draw.text((left, top - 22), text, fill=FAINT, font=_font(13))
+    draw.text((left, top - 22), text, fill=FAINT, font=font_of(13))
     draw.rectangle((left, top, right, bottom), fill="#1d2029")
     for t, step in enumerate(steps[: current + 1]):
         x = left + t * slot
@@ -166,5 +166,6 @@ def from_image(canvas: Any) -> Tensor:
     return torch.from_numpy(np.array(canvas.convert("RGB"))).permute(2, 0, 1).float() / 255
 
 
-def _font(size: int) -> Any:
+def font_of(size: int) -> Any:
+    """The font of all pictures."""
     return load("PIL.ImageFont").load_default(size=size)
