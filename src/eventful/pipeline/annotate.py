@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 INK, GROUND = (236, 238, 244), (20, 22, 28)
 _LEAST_SIDE = 360  # pictures with a smaller side are enlarged, so that labels can be read
-_HEAT = 0.6  # share of the heat where it is highest
+_HEAT = 0.85  # share of the heat where it is highest
 
 
 def as_supervision(
@@ -69,7 +69,7 @@ def draw(
     """
     factor = max(1, -(-_LEAST_SIDE // min(picture.shape[1:])))
     if factor > 1:
-        picture = picture.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
+        picture = F.interpolate(picture[None], scale_factor=factor, mode="bilinear")[0]
     if prediction.detections is not None:
         return with_detections(picture, prediction, classes, factor)
     if prediction.saliency is not None:
@@ -120,7 +120,7 @@ def _annotators(side: int) -> tuple[Any, Any]:
     sv = _supervision()
     colours = sv.ColorPalette.from_hex(list(PALETTE))
     scale = min(1.2, max(0.38, side / 1100))
-    boxes = sv.BoxAnnotator(color=colours, thickness=max(1, round(side / 480)))
+    boxes = sv.BoxAnnotator(color=colours, thickness=max(1, round(side / 320)))
     labels = sv.LabelAnnotator(
         color=colours,
         text_color=sv.Color(*GROUND),  # every colour of the palette is light
@@ -143,7 +143,7 @@ def with_heat(picture: Tensor, saliency: Tensor) -> Tensor:
     """A picture (3, H, W) uint8 with a map (h, w) from 0 to 1 over it as colours."""
     size = (int(picture.shape[1]), int(picture.shape[2]))
     level = F.interpolate(saliency[None, None], size, mode="bilinear", align_corners=False)[0, 0]
-    share = _HEAT * level.clamp(0, 1).sqrt()
+    share = _HEAT * level.clamp(0, 1)
     mixed = picture.float() * (1 - share) + 255 * heat_colours(level) * share
     return mixed.round().to(torch.uint8)
 

@@ -33,7 +33,7 @@ from eventful.pipeline.outputs import (
     Observer,
     Outputs,
 )
-from eventful.pipeline.results import last_frames, open_results
+from eventful.pipeline.results import check_format, last_frames, open_results
 from eventful.pipeline.rows import History, RowFile, trim
 from eventful.pipeline.scoring import Scores
 from eventful.pipeline.settings import RunSettings
@@ -120,6 +120,7 @@ def _check(subject: Subject, settings: RunSettings) -> None:
         load("av")
     if (settings.video or settings.report) and subject.kind == "detections":
         load("supervision")
+    check_format(settings.format, subject.kind)
     if not settings.dense:
         settings.update_rule()
 
@@ -144,11 +145,12 @@ def _begin(
         settings,
         folder,
         RowFile(folder.path / folders.FRAMES),
-        open_results(folder.path, settings.format, subject.kind),
+        open_results(folder.path, settings.format),
         history,
         Scores(subject.classes, sides),
         observer,
         stop,
+        origin(settings.device),
     )
     out.about = {source.name: folder.about(source.name) for source in names}
     for about in out.about.values():
@@ -213,7 +215,7 @@ def _summary(out: Outputs, status: str) -> dict[str, Any]:
         "results": out.results.path.name,
         "settings": out.settings.shown(),
         "fixed": folders.as_json(out.settings.fixed()),
-        "versions": origin(out.settings.device),
+        "versions": out.versions,
     }
 
 

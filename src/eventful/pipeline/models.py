@@ -60,6 +60,8 @@ def open_model(name: str, *, weights: str | None = None, size: int | None = None
     family, colon, rest = name.partition(":")
     if family in LIBRARIES and rest:
         torch.manual_seed(0)  # random weights are the same in every run, and when one is resumed
+        if family == "timm" and hasattr(build(name, weightless=True), "set_input_size"):
+            size = None  # weights are for the model's own size; frames of others come later
         if weights == PRETRAINED:
             model = _published(family, rest, size)
         else:

@@ -44,6 +44,7 @@ class Outputs:
     Attributes:
         about: what `run.json` says of each source, by name.
         memory: bytes that each source's stream keeps.
+        versions: of libraries and machine.
     """
 
     subject: Subject
@@ -55,6 +56,7 @@ class Outputs:
     scores: Scores
     observer: Observer
     stop: Stop
+    versions: dict[str, str]
     stills: Stills = field(default_factory=Stills)
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)

@@ -46,8 +46,8 @@ class ResultWriter(ABC):
         """The file or folder of the results."""
 
 
-def open_results(folder: Path, form: Format, kind: Kind | None) -> ResultWriter:
-    """A writer that adds to what is in a folder.
+def check_format(form: Format, kind: Kind | None) -> None:
+    """Raise where results cannot be written in a format.
 
     Args:
         kind: of the predictions; None where it is not known yet.
@@ -57,15 +57,19 @@ def open_results(folder: Path, form: Format, kind: Kind | None) -> ResultWriter:
         MissingDependencyError: pyarrow is not installed.
     """
     if form == "parquet":
+        load("pyarrow.parquet")
+    if form == "npz" and kind not in (None, "features", "saliency"):
+        raise ConfigError(
+            f"--format npz is for features and saliency maps; this model gives {kind}. Use jsonl "
+            "or parquet."
+        )
+
+
+def open_results(folder: Path, form: Format) -> ResultWriter:
+    """A writer that adds to what is in a folder."""
+    if form == "parquet":
         return ParquetWriter(folder / PARTS[form])
-    if form == "npz":
-        if kind not in (None, "features", "saliency"):
-            raise ConfigError(
-                f"--format npz is for features and saliency maps; this model gives {kind}. Use "
-                "jsonl or parquet."
-            )
-        return ArrayWriter(folder / PARTS[form])
-    return LineWriter(folder / LINES)
+    return ArrayWriter(folder / PARTS[form]) if form == "npz" else LineWriter(folder / LINES)
 
 
 def last_frames(folder: Path, form: Format) -> dict[str, int]:
@@ -144,7 +148,6 @@ class ParquetWriter(ResultWriter):
     """A folder of Parquet files with one row per frame, which readers take as one table."""
 
     def __init__(self, folder: Path) -> None:
-        load("pyarrow.parquet")
         self._folder = folder
         self._rows: list[Row] = []
 

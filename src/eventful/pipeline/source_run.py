@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from eventful.pipeline.annotate import draw, updated_tokens, with_text
 from eventful.pipeline.history import FrameRow, Still
+from eventful.pipeline.labels import labelled
 from eventful.pipeline.outputs import FAILED, Outputs
 from eventful.pipeline.sources import Footage, SourceName, Taken, open_source
 from eventful.pipeline.stepping import Stepped, Stepper
@@ -95,6 +96,10 @@ class SourceRun:
         if count and (enough or self._about.get("whole")):
             return False
         self._footage = open_source(self._source, limit)
+        if out.settings.labels is not None:
+            self._footage = labelled(
+                self._footage, self._source, out.settings.labels, out.subject.classes
+            )
         self._live = self._footage.live
         if self._live:
             self._shift = self._after + 1
@@ -140,13 +145,14 @@ class SourceRun:
             out.scores.restore(self._source.name, self._state("scores"))
         if settings.track is not None:
             rate = self._footage.rate / settings.every
-            self._tracks = Tracks(settings.track, rate, about.get("tracks", 0))
+            self._tracks = Tracks(settings.track, rate, settings.score, about.get("tracks", 0))
         return stepper
 
     def _write(self, taken: Taken, prepared: Prepared, stepped: Stepped) -> None:
         """Everything that is kept of a step. The row comes before the result: see `rows.trim`."""
         out, name = self._out, self._source.name
-        assert self._footage is not None and self._stepper is not None
+        assert self._footage is not None
+        assert self._stepper is not None
         both = (stepped.prediction, stepped.dense) if stepped.dense else (stepped.prediction,)
         out.scores.add(name, self._footage, taken, both)
         if self._tracks is not None:
@@ -200,7 +206,9 @@ class SourceRun:
                 self._film(with_text(shown, [_caption(row)]))
 
         def still() -> Still:
-            drawn = draw(last, stepped.prediction, classes) if shown is None else shown
+            drawn = shown  # but for features: what was updated is shown beside them
+            if drawn is None or stepped.prediction.features is not None:
+                drawn = draw(last, stepped.prediction, classes)
             dense = None if stepped.dense is None else draw(last, stepped.dense, classes)
             return Still(self._source.name, row.index, drawn, dense, updated)
 
@@ -225,7 +233,9 @@ class SourceRun:
 def _caption(row: FrameRow) -> str:
     """One line about a step."""
     share = f"{row.updated / row.tokens:.0%} of tokens" if row.tokens else "dense"
-    text = f"{row.index}  {share}  {row.ms:.0f} ms"
+    parts = [f"frame {row.index}", share, f"{row.ms:.0f} ms"]
     if row.dense_ms is not None:
-        text += f"  dense {row.dense_ms:.0f} ms"
-    return text if row.error is None else f"{text}  error {row.error:.3f}"
+        parts.append(f"dense {row.dense_ms:.0f} ms")
+    if row.error is not None:
+        parts.append(f"error {row.error:.3f}")
+    return " · ".join(parts)

@@ -21,15 +21,19 @@ class Tracks:
 
     Args:
         rate: frames a second.
+        score: detections from this score on can begin a track.
         first: the number of the first track; a resumed run goes on behind those it has given.
 
     Attributes:
         count: the number that the next track gets, at least.
     """
 
-    def __init__(self, name: TrackerName, rate: float, first: int = 0) -> None:
+    def __init__(self, name: TrackerName, rate: float, score: float, first: int = 0) -> None:
         library = load("trackers")
-        self._tracker: Any = getattr(library, _CLASSES[name])(frame_rate=rate)
+        options = {"frame_rate": rate, "track_activation_threshold": score}
+        if name == "bytetrack":
+            options["high_conf_det_threshold"] = score
+        self._tracker: Any = getattr(library, _CLASSES[name])(**options)
         self._first = self.count = first
 
     def follow(self, prediction: Prediction) -> Prediction:
