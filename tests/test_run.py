@@ -32,8 +32,9 @@ from eventful.pipeline.loop import run
 from eventful.pipeline.models import open_model
 from eventful.pipeline.outputs import Observer
 from eventful.pipeline.predictions import Prediction, read_output
+from eventful.pipeline.scoring import Scores
 from eventful.pipeline.settings import RunSettings
-from eventful.pipeline.sources import Footage, SourceName, find_sources, open_source
+from eventful.pipeline.sources import Footage, SourceName, Taken, find_sources, open_source
 from eventful.pipeline.stopping import Stop, StopRequested
 from eventful.pipeline.subject import open_subject
 from eventful.surgery.libraries import load
@@ -45,7 +46,7 @@ pytest.importorskip("timm")
 pytest.importorskip("supervision")
 
 TIMM = "timm:vit_tiny_patch16_224"
-WORLD = "world:7?size=48x64&exposures=1&frames=10"
+WORLD = "world:7?size=64x96&exposures=1&frames=10"
 PLAIN = RunSettings(video=False, report=False, score=0.0)
 
 
@@ -128,20 +129,21 @@ def test_every_frame_has_the_results_of_a_stream_and_its_row(detector: str, tmp_
 
 
 def test_the_comparison_is_what_is_computed_by_hand(detector: str, tmp_path: Path) -> None:
-    settings = replace(PLAIN, out=tmp_path / "run", r="4", frames=5, compare=True)
+    settings = replace(PLAIN, out=tmp_path / "run", r="4", frames=4, compare=True)
     result = run(detector, [WORLD], settings)
     model = open_model(detector).model
     stream = Stream(convert(model.backbone, Config.fast(TopR(4))))
-    truth, dense = [], []
+    truth, dense, world = [], [], open_seed(WORLD)
+    pictures = [taken.picture for taken in open_source(find_sources([WORLD])[0]).frames()]
     for index, row in enumerate(table(tmp_path / "run")):
-        pixels, place = model.prepare(open_seed(WORLD).read([index])[0])
+        pixels, place = model.prepare(pictures[index])
         with torch.no_grad():
             whole = model.backbone(pixels)
             dense.append(model(pixels, [place])[0])
         error = (stream(pixels) - whole).norm() / whole.norm()
         assert float(row["error"]) == pytest.approx(float(error), rel=1e-3, abs=1e-6)
         assert row["dense_ms"] != ""
-        found = open_seed(WORLD).truth(index)
+        found = world.truth(index)
         truth.append(
             [
                 Box(*box, int(label), None, bool(skip))
@@ -155,13 +157,13 @@ def test_the_comparison_is_what_is_computed_by_hand(detector: str, tmp_path: Pat
     accuracy = result.summary["accuracy"]["mAP50"]
     assert accuracy["dense"] == pytest.approx(expected)
     assert set(accuracy) == {"eventful", "dense"}
-    assert result.summary["scored_frames"] == 5
+    assert result.summary["scored_frames"] == 4
     assert "detections" in lines(tmp_path / "run")[0]["dense"]
 
 
 def test_a_score_leaves_out_results_but_not_the_accuracy(detector: str, tmp_path: Path) -> None:
-    all_ = run(detector, [WORLD], replace(PLAIN, out=tmp_path / "a", frames=4))
-    none = run(detector, [WORLD], replace(PLAIN, out=tmp_path / "b", frames=4, score=0.99))
+    all_ = run(detector, [WORLD], replace(PLAIN, out=tmp_path / "a", frames=2))
+    none = run(detector, [WORLD], replace(PLAIN, out=tmp_path / "b", frames=2, score=0.99))
     assert all(line["detections"] == [] for line in lines(tmp_path / "b"))
     assert any(line["detections"] for line in lines(tmp_path / "a"))
     assert none.summary["accuracy"] == all_.summary["accuracy"] != {}
@@ -274,12 +276,33 @@ def test_a_resumed_run_equals_one_without_a_break(
     assert third.summary["frames"] == 8
 
 
-def test_accuracy_of_a_resumed_run_is_of_all_frames(detector: str, tmp_path: Path) -> None:
-    whole = run(detector, [WORLD], replace(PLAIN, out=tmp_path / "a", r="5", frames=6))
-    interrupted(detector, WORLD, replace(PLAIN, out=tmp_path / "b", r="5", frames=6), 4)
-    again = run(detector, [WORLD], replace(PLAIN, out=tmp_path / "b", r="5", frames=6, resume=True))
-    assert again.summary["accuracy"] == whole.summary["accuracy"]
-    assert again.summary["scored_frames"] == 6
+def test_accuracy_is_of_all_frames_when_a_run_is_resumed(tmp_path: Path) -> None:
+    def prediction(*boxes: Box) -> Prediction:
+        corners = torch.tensor([[b.x1, b.y1, b.x2, b.y2] for b in boxes]).reshape(-1, 4)
+        found = Detections(
+            corners, torch.ones(len(boxes)), torch.tensor([b.label for b in boxes]).long()
+        )
+        return Prediction("detections", found)
+
+    footage = Footage()
+    footage.classes = ("cat", "dog")
+    cat, dog = Box(10, 10, 60, 60, 0), Box(100, 10, 180, 60, 1)
+    both, none = prediction(cat, dog), prediction()
+    whole, first, second = (Scores(footage.classes, ("eventful", "dense")) for _ in range(3))
+    steps = [(both, both), (none, both), (both, none), (none, none)]
+    for index, sides in enumerate(steps):
+        taken = Taken(index, None, torch.zeros(3, 1, 1), (cat, dog))
+        whole.add("a", footage, taken, sides)
+        (first if index < 2 else second).add("a", footage, taken, sides)
+        if index == 1:
+            first.save("a", tmp_path / "scores")
+            second.restore("a", tmp_path / "scores")
+    assert whole.accuracy() == {"mAP50": {"eventful": 0.5, "dense": 0.5}}
+    assert second.accuracy() == whole.accuracy()
+    assert first.accuracy() == {"mAP50": {"eventful": 0.5, "dense": 1.0}}
+    assert (first.frames, second.frames) == (2, 4)
+    footage.classes = ("cat", "cow")
+    assert not whole.fits(footage)
 
 
 def test_a_killed_run_goes_on_behind_its_last_complete_result(
@@ -409,14 +432,14 @@ def test_the_command_prints_one_json_summary(
         (["no-such-model", WORLD], "A model is detector"),
         (["timm:vit_of_dreams", WORLD], "no model"),
         ([TIMM, "world:7?camera=boat"], "camera is one of"),
-        ([TIMM, clip, "--r", "4", "--error", "0.1"], "exclude each other"),
-        ([TIMM, clip, "--error", "0.1", "--rate", "5"], "exclude each other"),
-        ([TIMM, clip, "--dense", "--r", "4"], "has no effect"),
-        ([TIMM, clip, "--preset", "paper"], "needs --r"),
-        ([TIMM, clip, "--track"], "follows detections"),
-        ([TIMM, clip, "--format", "npz"], "npz is for"),
-        ([TIMM, clip, WORLD], "given twice"),
-        ([TIMM, clip, "--score", "2"], "--score"),
+        ([TIMM, WORLD, "--r", "4", "--error", "0.1"], "exclude each other"),
+        ([TIMM, WORLD, "--error", "0.1", "--rate", "5"], "exclude each other"),
+        ([TIMM, WORLD, "--dense", "--r", "4"], "has no effect"),
+        ([TIMM, WORLD, "--preset", "paper"], "needs --r"),
+        ([TIMM, WORLD, "--track"], "follows detections"),
+        ([TIMM, WORLD, "--format", "npz"], "npz is for"),
+        ([TIMM, WORLD, WORLD], "given twice"),
+        ([TIMM, WORLD, "--score", "2"], "--score"),
     ],
 )
 def test_wrong_usage_ends_with_2(words: list[str], message: str, tmp_path: Path, here) -> None:
@@ -498,9 +521,10 @@ def test_boxes_are_drawn_where_they_are_and_for_supervision() -> None:
     assert made.data["class_name"].tolist() == ["b"]
     assert made.tracker_id.tolist() == [3]
     picture = torch.zeros(3, 400, 400, dtype=torch.uint8)
+    picture[0] = 200
     drawn = draw(picture, Prediction("detections", found), ("a", "b"))
     assert drawn[:, 200, 100].tolist() == [0x4D, 0xAB, 0xF7]  # RGB, not BGR
-    assert drawn[:, 200, 200].tolist() == [0, 0, 0]
+    assert drawn[:, 200, 200].tolist() == [200, 0, 0]
     assert (
         draw(torch.zeros(3, 90, 90, dtype=torch.uint8), Prediction("detections", found), ()).shape[
             1

@@ -21,6 +21,9 @@ LIBRARIES = {
     "torchvision": "image transforms and detection operators",
     "av": "reading and writing video",
     "matplotlib": "plots",
+    "supervision": "boxes on the video of a run",
+    "trackers": "tracking detections",
+    "pyarrow": "results as Parquet",
     "triton": "fused GPU kernels",
     "onnxruntime": "running exported models",
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eventful.errors import ConfigError, MissingFileError
 from eventful.paper.data import mot, open_dataset
-from eventful.paper.data.records import Annotations
+from eventful.paper.data.records import Annotations, Video
 from eventful.pipeline.sources import Footage, SourceName, Taken
 
 
@@ -51,6 +51,8 @@ def labelled(
             boxes (docs/data.md).
         classes: of the model; those of the labels must be the same.
     """
+    videos: Sequence[Video]
+    known: tuple[str, ...]
     if (labels / "seqinfo.ini").is_file():
         videos, known = (mot.open_sequence(labels),), ("person",)
     else:
