@@ -326,7 +326,7 @@ def test_other_settings_are_named_when_a_run_is_resumed(
 ) -> None:
     settings = replace(PLAIN, out=tmp_path / "run", r="4", frames=1)
     run(detector, [str(clip)], settings)
-    with pytest.raises(RunError, match=r"update rule was .*'r': 4.* and is .*'r': 5"):
+    with pytest.raises(RunError, match=r"update rule was .*TopR\(r=4.* and is .*TopR\(r=5"):
         run(detector, [str(clip)], replace(settings, r="5", resume=True))
     with pytest.raises(RunError, match=r"--score was 0.0 and is 0.7; .* was a source and is not"):
         run(detector, ["world:8"], replace(settings, score=0.7, resume=True))
@@ -439,6 +439,8 @@ def test_the_command_prints_one_json_summary(
         ([TIMM, WORLD, "--track"], "follows detections"),
         ([TIMM, WORLD, "--format", "npz"], "npz is for"),
         ([TIMM, WORLD, WORLD], "given twice"),
+        ([TIMM, WORLD, "--device", "toaster"], "toaster"),
+        (["timm:resnet18", WORLD], "--dense runs it whole"),
         ([TIMM, WORLD, "--score", "2"], "--score"),
     ],
 )

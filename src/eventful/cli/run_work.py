@@ -13,6 +13,7 @@ import typer
 from eventful.budget import BudgetWarning
 from eventful.cli.run import Rule, What, Work, Written
 from eventful.cli.run_progress import progress
+from eventful.errors import EventfulError, RunError
 from eventful.pipeline.loop import RunResult
 from eventful.pipeline.loop import run as run_model
 from eventful.pipeline.outputs import FAILED, INTERRUPTED
@@ -34,7 +35,13 @@ def run(what: What, rule: Rule, work: Work, written: Written, as_json: bool) -> 
         )
     with warnings.catch_warnings(), stop.on_signals(), progress(quiet=as_json) as observer:
         warnings.simplefilter("once", BudgetWarning)
-        result = run_model(what.model, what.sources, settings, observer=observer, stop=stop)
+        warnings.showwarning = _warn  # type: ignore[assignment]
+        try:
+            result = run_model(what.model, what.sources, settings, observer=observer, stop=stop)
+        except OSError as error:
+            if isinstance(error, EventfulError):
+                raise
+            raise RunError(f"{written.out} cannot be written to: {error}.") from None
     if as_json:
         print(json.dumps(result.summary, indent=2))
     else:
@@ -42,6 +49,11 @@ def run(what: What, rule: Rule, work: Work, written: Written, as_json: bool) -> 
     for source, message in result.failed.items():
         typer.secho(f"{source} failed: {message}", fg=typer.colors.RED, err=True)
     raise typer.Exit(EXITS.get(result.status, 0))
+
+
+def _warn(message: Warning | str, *where: Any) -> None:
+    """The text of a warning alone: where in the code it arose is of no use here."""
+    print(message, file=sys.stderr)
 
 
 def _settings(what: What, rule: Rule, work: Work, written: Written) -> RunSettings:

@@ -123,7 +123,7 @@ def as_json(value: Any) -> Any:
 
 
 def _option(name: str) -> str:
-    return "the update rule" if name == "config" else f"--{name}"
+    return "the update rule" if name == "update rule" else f"--{name}"
 
 
 def _shown(value: Any) -> str:

@@ -20,7 +20,7 @@ from torch import nn
 
 from eventful import __version__
 from eventful.bench.results import origin
-from eventful.errors import ConfigError, EventfulError
+from eventful.errors import ConfigError, EventfulError, NoMatchError
 from eventful.pipeline import folder as folders
 from eventful.pipeline.folder import RunFolder
 from eventful.pipeline.history import RunFacts
@@ -41,6 +41,7 @@ from eventful.pipeline.source_run import SourceRun
 from eventful.pipeline.sources import SourceName, find_sources
 from eventful.pipeline.stopping import Stop, StopRequested
 from eventful.pipeline.subject import Subject, open_subject
+from eventful.surgery.inspection import inspect
 from eventful.surgery.libraries import load
 
 
@@ -81,6 +82,7 @@ def run(
     Raises:
         EventfulError: The model, the settings or the folder cannot be used. What happens to a
             source does not raise: see `RunResult.failed`.
+        OSError: The summary cannot be written, as on a full disk.
     """
     settings = settings or RunSettings()
     names = find_sources([str(source) for source in sources], settings.frames)
@@ -93,7 +95,7 @@ def run(
     interrupted = False
     try:
         _run_all(out, names)
-    except StopRequested:
+    except (StopRequested, KeyboardInterrupt):
         interrupted = True
     seconds = time.perf_counter() - began
     out.results.close()
@@ -121,8 +123,14 @@ def _check(subject: Subject, settings: RunSettings) -> None:
     if (settings.video or settings.report) and subject.kind == "detections":
         load("supervision")
     check_format(settings.format, subject.kind)
-    if not settings.dense:
-        settings.update_rule()
+    if settings.dense:
+        return
+    settings.update_rule()
+    if not inspect(subject.model).matched:
+        raise NoMatchError(
+            f"{subject.name} has no blocks that can be made eventful (`eventful inspect` and "
+            "docs/adapters.md say which can). --dense runs it whole."
+        )
 
 
 def _begin(

@@ -227,7 +227,8 @@ def _hf_config(name: str, size: int | None) -> Any:
             "a model type such as vit or dinov2, or the path of a config.json."
         ) from None
     if size is not None and hasattr(config, "image_size"):
-        config.image_size = size
+        pair = isinstance(config.image_size, list | tuple)
+        config.image_size = [size, size] if pair else size
     return config
 
 
@@ -243,8 +244,11 @@ def _hf_class(config: Any) -> Any:
 def _hf(name: str, size: int | None, weightless: bool) -> nn.Module:
     config = _hf_config(name, size)
     kind = _hf_class(config)
-    with _place(weightless):
-        made = getattr(kind, "from_config", getattr(kind, "_from_config", kind))(config)
+    try:
+        with _place(weightless):
+            made = getattr(kind, "from_config", getattr(kind, "_from_config", kind))(config)
+    except (ValueError, TypeError) as error:  # e.g. a config of no model with pictures
+        raise UnsupportedError(f"transformers cannot make a model of {name!r}: {error}") from None
     return cast(nn.Module, made.eval())
 
 

@@ -31,6 +31,7 @@ BUDGETS = {
 }
 # What another value may have when a run is resumed: it changes no result.
 _FREE = ("out", "frames", "device", "video", "report", "resume", "overwrite", "labels")
+_IN_RULE = ("preset", "r", "h", "config")  # they come to one update rule
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,9 @@ class RunSettings:
 
     def fixed(self) -> dict[str, Any]:
         """What a resumed run must have in common, as values for JSON."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _FREE}
-        rule = None if self.dense else self.update_rule().to_dict()
-        return {**values, "config": rule}
+        names = [f.name for f in fields(self) if f.name not in (*_FREE, *_IN_RULE)]
+        rule = None if self.dense else repr(self.update_rule())
+        return {**{name: getattr(self, name) for name in names}, "update rule": rule}
 
     def shown(self) -> dict[str, str]:
         """Settings by name, as a reader of the report wants them; defaults are left out."""

@@ -62,27 +62,42 @@ class SourceRun:
 
     def end(self, status: str, message: str = "") -> None:
         """Close everything, and keep what a resumed run can go on from."""
-        about, out = self._about, self._out
-        if self._footage is not None:
-            shift = about.get("dropped", 0) if self._footage.live and self._after >= 0 else 0
-            about["damaged"] = self._footage.damaged
-            about["dropped"] = self._footage.dropped + shift
-            self._footage.close()
-        if self._sink is not None:
-            self._sink.__exit__(None, None, None)
-        about["status"] = status
-        about["frames"] = self._done
+        about = self._about
+        about["status"], about["frames"] = status, self._done
+        for close in (self._close_source, self._close_video, self._save):
+            try:
+                close()
+            except Exception as error:  # a full disk, for example
+                message = message or f"{type(error).__name__}: {error}"
+                about["status"] = FAILED
         if message:
             about["error"] = message
+        self._out.observer.ended(self._source.name, about["status"], message)
+
+    def _close_source(self) -> None:
+        if self._footage is None:
+            return
+        # A live source that is resumed has lost frames before.
+        before = self._about.get("dropped", 0) if self._shift else 0
+        self._about["damaged"] = self._footage.damaged
+        self._about["dropped"] = self._footage.dropped + before
+        self._footage.close()
+
+    def _close_video(self) -> None:
+        if self._sink is not None:
+            self._sink.__exit__(None, None, None)
+
+    def _save(self) -> None:
+        """Keep what is remembered; a source that failed begins anew."""
+        about, out = self._about, self._out
         if self._tracks is not None:
             about["tracks"] = self._tracks.count
         if self._stepper is not None:
             about.pop("saved", None)
-            if status != FAILED and self._stepper.save(self._state("stream")):
+            if about["status"] != FAILED and self._stepper.save(self._state("stream")):
                 about["saved"] = out.history.last.get(self._source.name, -1)
             out.scores.save(self._source.name, self._state("scores"))
             self._stepper.close()
-        out.observer.ended(self._source.name, status, message)
 
     def _state(self, kind: str) -> Any:
         return self._out.folder.state(self._source.slug, kind)

@@ -15,7 +15,7 @@ from eventful.budget.audit import comparable, compare
 from eventful.config import Config
 from eventful.cost.counting import count_backbone
 from eventful.cost.times import start_clock
-from eventful.errors import NoMatchError, SnapshotError
+from eventful.errors import SnapshotError
 from eventful.models.blocks import at_size
 from eventful.pipeline.predictions import Prediction
 from eventful.pipeline.settings import RunSettings
@@ -227,11 +227,11 @@ def _error(output: Any, dense: Any) -> float | None:
 
 
 def _dense_cost(model: nn.Module, size: tuple[int, int]) -> tuple[int, int]:
-    try:
-        tokens = sum(inspect(model, size).tokens.values())
-        return tokens, count_backbone(block_shapes(model, size, Config.tokenwise())).total
-    except NoMatchError:  # dense needs no known blocks
+    seen = inspect(model, size)
+    if not seen.matched:  # a dense model needs no known blocks
         return 0, 0
+    shapes = block_shapes(model, size, Config.tokenwise())
+    return sum(seen.tokens.values()), count_backbone(shapes).total
 
 
 def _memory_file(snapshot: Path) -> Path:
