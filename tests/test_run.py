@@ -599,3 +599,31 @@ def test_results_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         results.last_frames(tmp_path, "jsonl")
     folder = RunFolder(tmp_path / "new")
     assert folder.video("a").name == "a.mp4"
+
+
+def test_live_sources_take_turns_and_one_that_fails_leaves_the_others() -> None:
+    done: list[str] = []
+
+    class Fake:
+        def __init__(self, name: str, steps: int, error: Exception | None = None) -> None:
+            self.name, self.left, self.error, self.ended = name, steps, error, ""
+
+        def step(self) -> bool:
+            self.left -= 1
+            if self.left < 0 and self.error is not None:
+                raise self.error
+            done.append(self.name)
+            return self.left > 0
+
+        def end(self, status: str, message: str = "") -> None:
+            self.ended = f"{status} {message}".strip()
+
+    runs = [Fake("a", 2), Fake("b", 1, ValueError("odd")), Fake("c", 3)]
+    runs[1].left = 0
+    loop._drive(runs)
+    assert done == ["a", "c", "a", "c", "c"]
+    assert [each.ended for each in runs] == ["complete", "failed ValueError: odd", "complete"]
+    runs = [Fake("a", 9), Fake("b", 0, StopRequested())]
+    with pytest.raises(StopRequested):
+        loop._drive(runs)
+    assert [each.ended for each in runs] == ["interrupted", "interrupted"]
