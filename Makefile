@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint bench wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -39,6 +39,9 @@ test: lint  ## lint, then the tests
 
 bench: $(STAMP)  ## measure the demo into benchmarks/results/, with device, versions and commit
 	$(BIN)/python benchmarks/record.py
+
+wheel: $(STAMP)  ## build into dist/, install into a new environment, check it there
+	$(BIN)/python scripts/wheel.py --demo
 
 clean:  ## remove .venv, caches and build products
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

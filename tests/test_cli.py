@@ -111,63 +111,6 @@ def test_errors_of_the_library_exit_with_2(
     assert "what to do next" in capsys.readouterr().err
 
 
-@pytest.fixture
-def report(here) -> dict:
-    done = here("doctor", "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_doctor_reports_every_field(report: dict) -> None:
-    assert list(report) == [
-        "eventful",
-        "python",
-        "platform",
-        "libraries",
-        "torchvision",
-        "devices",
-        "backends",
-        "compiler",
-        "missing",
-    ]
-    assert report["python"]["version"].startswith(f"{sys.version_info.major}.")
-    assert report["platform"]["cpu_count"] >= 1
-    assert report["libraries"]["torch"]
-    assert report["torchvision"] in {"ok", "repaired", "broken", "missing"}
-
-
-def test_doctor_describes_the_cpu_first(report: dict) -> None:
-    cpu = report["devices"][0]
-    assert cpu["device"] == "cpu"
-    assert cpu["capability"]
-    assert {type(cpu[flag]) for flag in ("avx512", "bf16", "amx")} == {bool}
-
-
-def test_doctor_gives_a_command_for_each_missing_library(report: dict) -> None:
-    missing = {entry["name"]: entry["command"] for entry in report["missing"]}
-    absent = {name for name, version in report["libraries"].items() if version is None}
-    assert set(missing) == absent - ({"triton"} if not report["backends"]["cuda"] else set())
-    assert all(command.startswith("pip install ") for command in missing.values())
-
-
-def test_doctor_names_the_extra_of_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    from eventful.cli import doctor
-
-    real = doctor.version
-    monkeypatch.setattr(doctor, "version", lambda name: None if name == "timm" else real(name))
-    [entry] = [e for e in doctor.collect()["missing"] if e["name"] == "timm"]
-    assert entry["command"] == 'pip install "eventful-transformers[timm]"'
-
-
-def test_doctor_prints_text(capsys: pytest.CaptureFixture[str]) -> None:
-    from eventful.cli import doctor
-
-    doctor.run(as_json=False)
-    printed = capsys.readouterr().out
-    assert "cpu:" in printed
-    assert "C++ compiler" in printed
-
-
 def test_inspect_reports_blocks_tokens_and_state() -> None:
     done = eventful(
         "inspect",

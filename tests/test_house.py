@@ -20,7 +20,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / PACKAGE
 
 # Top to bottom. A file imports from its own floor and from those above it.
 FLOORS = (
-    {"errors", "files", "_moved"},
+    {"errors", "files", "extras", "_moved"},
     {"ops"},
     {"tokens"},
     {"config", "policies"},
@@ -83,11 +83,11 @@ class ImportCollector(ast.NodeVisitor):
             self._add(f"{base}.{alias.name}", node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        """`load("timm")` and `import_module("timm")` are imports too."""
+        """`load("timm")`, `require("timm")` and `import_module("timm")` are imports too."""
         called = getattr(node.func, "attr", getattr(node.func, "id", ""))
         first = node.args[0] if node.args else None
         if (
-            called in {"load", "import_module"}
+            called in {"load", "require", "import_module"}
             and isinstance(first, ast.Constant)
             and isinstance(first.value, str)
         ):

@@ -12,7 +12,9 @@ import eventful
 from eventful.errors import CheckpointError, ConfigError
 from eventful.models import shipped
 from eventful.models.vitdet import ViTDet
-from eventful.video.world import CLASSES, World
+from eventful.models.vivit import ViViT, prepare
+from eventful.paper.data import open_dataset
+from eventful.video.world import ACTIONS, CLASSES, World
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -25,6 +27,21 @@ def test_the_detector():
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert 3.5e6 < sum(p.numel() for p in model.parameters()) < 4.5e6
     assert shipped.weights_of("detector").stat().st_size < 12e6
+
+
+def test_the_actions():
+    model = eventful.load("actions")
+    assert isinstance(model, ViViT)
+    assert not model.training
+    assert model.classes == ACTIONS
+    assert shipped.weights_of("actions").stat().st_size < 12e6
+    clips = open_dataset("world:actions?videos=4&exposures=1", "val")
+    right = 0
+    for video in clips:
+        pixels = prepare(video.frames.read(range(32)).permute(0, 2, 3, 1))
+        with torch.no_grad():
+            right += int(model(pixels).argmax()) == video.label
+    assert right >= 3
 
 
 def test_each_file_has_a_card():
@@ -56,7 +73,7 @@ def test_the_page_s_lines(capsys):
 
 
 def test_unknown_names():
-    with pytest.raises(ConfigError, match="detector, focus"):
+    with pytest.raises(ConfigError, match="detector, actions, focus"):
         eventful.load("yolo")
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from eventful.video.frame import stack as stack
     from eventful.video.read import read as read
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "budget": (

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from eventful.errors import ConfigError, MissingDependencyError, MissingFileError
+from eventful import extras
+from eventful.errors import ConfigError, MissingFileError
 from eventful.policies import FollowScene, NoiseThreshold, Policy, policy_from_dict, policy_to_dict
 
 Gating = Literal["operator", "block", "frame"]
@@ -351,14 +352,8 @@ class Config:
         Raises:
             MissingDependencyError: tomli-w is not installed.
         """
-        try:
-            import tomli_w
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(
-                "tomli-w is not installed, and writing TOML needs it. Install it with: "
-                'pip install "eventful-transformers[cli]"'
-            ) from error
-        return tomli_w.dumps(self.to_dict())
+        text: str = extras.require("tomli_w").dumps(self.to_dict())
+        return text
 
 
 _PARTS: dict[str, type[Any]] = {"scene_cut": SceneCut, "context": Context}  # tables in TOML

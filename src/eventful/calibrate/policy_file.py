@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eventful import files
+from eventful import extras, files
 from eventful.config import PRESETS, Config
-from eventful.errors import ConfigError, MissingDependencyError
+from eventful.errors import ConfigError
 
 TABLE = "calibration"
 
@@ -19,13 +19,6 @@ def policy_text(config: Config, about: Mapping[str, Any]) -> str:
     Args:
         about: what was measured, on what, when; entries that are None are left out.
     """
-    try:
-        import tomli_w
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            "tomli-w is not installed, and a policy file needs it. Install it with: "
-            'pip install "eventful-transformers[cli]"'
-        ) from error
     known = {name: value for name, value in about.items() if value is not None}
     text = (
         "# A setting of eventful, made by `eventful calibrate`. Use it in Python:\n"
@@ -33,7 +26,7 @@ def policy_text(config: Config, about: Mapping[str, Any]) -> str:
         "# or on the command line: eventful bench video --config THIS_FILE VIDEO\n"
         "# The table [calibration] says what was measured; changing it changes nothing.\n\n"
     )
-    text += tomli_w.dumps({**_whole(config), TABLE: known})
+    text += extras.require("tomli_w").dumps({**_whole(config), TABLE: known})
     if Config.from_toml(text) != config:
         raise ConfigError(
             f"{config!r} cannot be written to a policy file: TOML has no None, and a field that "

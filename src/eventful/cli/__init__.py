@@ -10,6 +10,7 @@ import warnings
 from importlib.util import find_spec
 
 from eventful.errors import EventfulError
+from eventful.extras import install_line
 
 
 def main() -> None:
@@ -18,7 +19,7 @@ def main() -> None:
     if missing:
         print(
             f"The eventful command needs {' and '.join(missing)}, which is not installed.\n"
-            'Install it with: pip install "eventful-transformers[cli]"',
+            f"Install it with: {install_line('cli')}",
             file=sys.stderr,
         )
         raise SystemExit(1)

@@ -391,7 +391,10 @@ def convert(
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Report versions, devices and backends, and how to install what is missing."""
+    """Report versions, devices and backends, and how to install what is missing.
+
+    Exits with 1 if something that is installed does not work, and with 0 if it is merely absent.
+    """
     from eventful.cli import doctor
 
-    doctor.run(as_json)
+    raise typer.Exit(doctor.run(as_json))

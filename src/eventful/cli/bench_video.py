@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -138,8 +139,8 @@ def load_head(path: Path, backbone: Backbone, device: str) -> PointHead:
     head = PointHead(PointHeadConfig(model.num_features, model.patch_embed.patch_size[0]))
     try:
         head.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["head"])
-    except (KeyError, RuntimeError) as error:
-        first = str(error).splitlines()[0]
+    except (KeyError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        first = str(error).partition("\n")[0]
         raise CheckpointError(f"{path} holds no head for {backbone.name} ({first}).") from None
     return head.to(device).eval()
 

@@ -3,179 +3,128 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import shutil
 import sys
-import warnings
-from importlib import metadata
 from typing import Any
 
-# Distribution name -> what it is needed for.
-LIBRARIES = {
-    "torch": "everything",
-    "numpy": "everything",
-    "safetensors": "snapshots",
-    "timm": "timm models",
-    "transformers": "Hugging Face models",
-    "torchvision": "image transforms and detection operators",
-    "av": "reading and writing video",
-    "matplotlib": "plots",
-    "supervision": "boxes on the video of a run",
-    "trackers": "tracking detections",
-    "pyarrow": "results as Parquet",
-    "triton": "fused GPU kernels",
-    "onnxruntime": "running exported models",
-}
+from eventful.cli import doctor_checks as checks
+from eventful.extras import TABLE, install_line
 
 
-def run(as_json: bool) -> None:
-    """Print the report."""
+def run(as_json: bool) -> int:
+    """Print the report; the exit code is 1 if something is broken, not if it is merely absent."""
     report = collect()
     if as_json:
         print(json.dumps(report, indent=2))
     else:
         _print(report)
+    return 1 if report["problems"] else 0
 
 
 def collect() -> dict[str, Any]:
     """The whole report as values for JSON, in the order it is printed."""
-    libraries = {name: version(name) for name in LIBRARIES}
-    usable = backends()
+    from eventful import __version__
+
+    extras, problems = checks.extras()
+    torchvision = checks.torchvision_state()
+    compiler, compiler_problems = checks.compiler()
+    problems += checks.torchvision_problems(torchvision) + compiler_problems + checks.weights()
+    backends = checks.backends()
     return {
-        "eventful": version("eventful-transformers"),
+        "eventful": __version__,
         "python": {
             "version": platform.python_version(),
             "implementation": platform.python_implementation(),
             "executable": sys.executable,
         },
-        "platform": {
-            "system": platform.platform(),
-            "machine": platform.machine(),
-            "cpu_count": os.cpu_count(),
-        },
-        "libraries": libraries,
-        "torchvision": torchvision_state(),
-        "devices": devices(),
-        "backends": usable,
-        "compiler": shutil.which(os.environ.get("CXX", "c++")),
-        "missing": [
-            {"name": name, "needed_for": LIBRARIES[name], "command": _command(name)}
-            for name, found in libraries.items()
-            # Without a CUDA device triton is not needed.
-            if found is None and (name != "triton" or usable["cuda"])
-        ],
+        "platform": checks.system(),
+        "torch": checks.torch_build(),
+        "libraries": {name: checks.version(name) for name in checks.CORE},
+        "extras": extras,
+        "torchvision": torchvision,
+        "devices": checks.devices(),
+        "backends": backends,
+        "compiler": compiler,
+        "video": checks.video(),
+        "cache": checks.cache(),
+        "missing": _missing(extras, backends),
+        "problems": problems,
     }
 
 
-def version(distribution: str) -> str | None:
-    """Installed version, read from metadata so that nothing is imported; None if absent."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def torchvision_state() -> str:
-    """`ok`, `repaired`, `broken` or `missing`: see `eventful.surgery.libraries`."""
-    from eventful.surgery.libraries import repair_torchvision
-
-    with warnings.catch_warnings():
-        # The report has the same information as the warning.
-        warnings.simplefilter("ignore")
-        return repair_torchvision()
-
-
-def devices() -> list[dict[str, Any]]:
-    """The CPU and every CUDA device, with what decides their speed."""
-    import torch
-
-    features = _cpu_features()
-    found: list[dict[str, Any]] = [
-        {
-            "device": "cpu",
-            "name": features.get("cpu_name") or platform.processor() or platform.machine(),
-            "capability": torch.backends.cpu.get_cpu_capability(),
-            "avx512": bool(features.get("avx512_f")),
-            "bf16": bool(features.get("avx512_bf16") or features.get("amx_bf16")),
-            "amx": bool(features.get("amx_tile")),
-            "threads": torch.get_num_threads(),
-        }
+def _missing(extras: dict[str, Any], backends: dict[str, bool]) -> list[dict[str, str]]:
+    """What is absent, with the line that installs it."""
+    found = [
+        {"name": extra.name, "needed_for": extra.brings, "command": install_line(extra.name)}
+        for extra in TABLE
+        if not extras[extra.name]["installed"]
     ]
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
+    if backends["cuda"] and not backends["triton"]:
         found.append(
-            {
-                "device": f"cuda:{index}",
-                "name": properties.name,
-                "capability": f"{properties.major}.{properties.minor}",
-                "bf16": properties.major >= 8,
-                "memory_bytes": properties.total_memory,
-            }
+            {"name": "triton", "needed_for": "fused GPU kernels", "command": "pip install triton"}
         )
     return found
 
 
-def backends() -> dict[str, bool]:
-    """What this torch was built with and can use here."""
-    import torch
-
-    return {
-        "cuda": torch.cuda.is_available(),
-        "mkldnn": torch.backends.mkldnn.is_available(),
-        "openmp": torch.backends.openmp.is_available(),
-        "triton": version("triton") is not None and torch.cuda.is_available(),
-    }
-
-
-def _cpu_features() -> dict[str, Any]:
-    """Instruction sets by name; older versions of torch and some platforms lack this call."""
-    import torch
-
-    capabilities = getattr(torch.cpu, "get_capabilities", None)
-    return dict(capabilities()) if capabilities is not None else {}
-
-
-def _command(name: str) -> str:
-    from eventful.surgery.libraries import EXTRAS, install_command
-
-    return install_command(name) if name in EXTRAS else f"pip install {name}"
-
-
 def _print(report: dict[str, Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True)
-    python, system = report["python"], report["platform"]
-    console.print(f"[bold]eventful[/] {report['eventful'] or 'not installed, run from source'}")
+    python, system, built = report["python"], report["platform"], report["torch"]
+    console.print(f"[bold]eventful[/] {report['eventful']}")
     console.print(
         f"python {python['version']} ({python['implementation']}), {python['executable']}"
     )
     console.print(f"{system['system']}, {system['cpu_count']} CPUs")
-    console.print(f"C++ compiler: {report['compiler'] or 'none found'}\n")
-
-    table = Table("library", "version", "for", box=None, pad_edge=False)
-    for name, found in report["libraries"].items():
-        table.add_row(name, found or "[yellow]missing[/]", LIBRARIES[name])
-    console.print(table)
-    if report["torchvision"] in {"repaired", "broken"}:
-        console.print(
-            f"\n[yellow]torchvision is {report['torchvision']}[/]: its compiled operators do not "
-            "load beside this torch; reinstall both from the same wheel index "
-            "(docs/troubleshooting.md)"
-        )
-
-    console.print()
+    console.print(f"torch {built['version']}, built for {built['build']}")
+    for name in ("numpy", "safetensors"):
+        console.print(f"{name} {report['libraries'][name] or '[red]missing[/]'}")
     for device in report["devices"]:
-        console.print(_device_line(device))
+        console.print(_device_line(device), markup=False)
     usable = [name for name, there in report["backends"].items() if there]
     console.print(f"backends: {', '.join(usable) or 'none'}")
+    console.print(f"C++ compiler, for torch.compile on a CPU: {report['compiler'] or 'none found'}")
+    console.print(_video_line(report["video"]))
+    console.print(_cache_line(report["cache"]), markup=False)
+    if built["hint"]:
+        console.print(f"[yellow]{built['hint']}[/]")
+    if report["torchvision"] == "repaired":
+        console.print(
+            "[yellow]torchvision is repaired[/]: it imports, but its compiled operators (NMS, "
+            "RoIAlign) do not load beside this torch. eventful does not need them; to have them, "
+            "reinstall both from the same wheel index (docs/troubleshooting.md)"
+        )
+    _print_extras(console, report)
+    _print_lists(console, report)
 
+
+def _print_extras(console: Any, report: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table("extra", "libraries", "needed by (used by)", box=None, pad_edge=False)
+    for name, entry in report["extras"].items():
+        libraries = [
+            f"{library} {found}" if found else f"[yellow]{library} missing[/]"
+            for library, found in entry["libraries"].items()
+        ]
+        used = f"({', '.join(entry['used_by'])})" if entry["used_by"] else ""
+        commands = ", ".join(entry["needed_by"])
+        table.add_row(name, ", ".join(libraries), f"{commands} {used}".strip())
+    console.print()
+    console.print(table)
+
+
+def _print_lists(console: Any, report: dict[str, Any]) -> None:
     if report["missing"]:
         console.print("\nTo get what is missing (all optional):")
         for entry in report["missing"]:
             console.print(f"  {entry['needed_for']}: {entry['command']}", markup=False)
+    if report["problems"]:
+        console.print("\n[red]Broken:[/]")
+        for entry in report["problems"]:
+            console.print(f"  {entry['what']}\n    {entry['do']}", markup=False)
+    else:
+        console.print("\nNothing is broken.")
 
 
 def _device_line(device: dict[str, Any]) -> str:
@@ -186,3 +135,21 @@ def _device_line(device: dict[str, Any]) -> str:
     if "memory_bytes" in device:
         parts.append(f"{device['memory_bytes'] / 2**30:.0f} GiB")
     return f"{device['device']}: {', '.join(parts)}"
+
+
+def _video_line(video: dict[str, Any] | None) -> str:
+    if video is None:
+        return "FFmpeg (PyAV): not installed"
+    reads = [name for name, there in video["decoders"].items() if there]
+    writes = [name for name, there in video["encoders"].items() if there]
+    return (
+        f"FFmpeg {video['ffmpeg']} (PyAV {video['pyav']}): reads {', '.join(reads) or 'nothing'}; "
+        f"writes {', '.join(writes) or 'nothing'}"
+    )
+
+
+def _cache_line(cache: dict[str, Any]) -> str:
+    state = f"{cache['bytes']} bytes" if cache["exists"] else "empty"
+    if not cache["writable"]:
+        state += "; it cannot be written, so times are measured anew in each process"
+    return f"cache: {cache['folder']} ({state})"

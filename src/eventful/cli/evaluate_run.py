@@ -14,7 +14,7 @@ import torch
 
 from eventful.cli.options import Dtype, Evaluated, Evaluation
 from eventful.errors import ConfigError, UnsupportedError
-from eventful.models.shipped import SHIPPED, weights_of
+from eventful.models.shipped import named_or_file
 from eventful.paper.evaluate import experiment as experiments
 from eventful.paper.evaluate.evaluation import Progress, Settings
 from eventful.paper.evaluate.experiment import Experiment
@@ -247,9 +247,7 @@ def weight_files(given: Sequence[str]) -> dict[str, Path]:
         key = name if equals else BASE
         if key in files:
             raise ConfigError(f"--weights {key} is given twice; name them, as in r200=FILE.")
-        file = Path(path if equals else entry)
-        named = str(file) in SHIPPED and not file.exists()
-        files[key] = weights_of(str(file)) if named else file
+        files[key] = named_or_file(Path(path if equals else entry))
     return files
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from eventful.cli.options import TrainingFiles, TrainingRun
+from eventful.models.shipped import named_or_file
 from eventful.paper.data import Problems, recognise
 from eventful.paper.data.problems import OnProblem, missing, stop
 from eventful.paper.train.detector import DetectorPlan, train_detector
@@ -40,7 +41,7 @@ def detector(
     with joined(run.device) as processes, _Bar(processes, quiet=run.as_json).shown() as bar:
         train_detector(
             plan,
-            files.weights,
+            named_or_file(files.weights),
             files.out,
             processes,
             recipe=changed(VID, changes),
@@ -80,7 +81,7 @@ def temporal(
     with joined(run.device) as processes, _Bar(processes, quiet=run.as_json).shown() as bar:
         tuning = TemporalTuning(
             made,
-            files.weights,
+            named_or_file(files.weights),
             processes,
             workers=run.workers,
             on_problem=problems,

@@ -111,6 +111,7 @@ def _read(model: Identity, about: dict[str, Any], tensors: dict[str, torch.Tenso
             "The snapshot belongs to a model with other weights. Load those into the model first."
         )
     _check_settings(model, about["settings"])
+    _check_content(about, tensors)
     device = model.device
     state = RowState(len(about["frames"]))
     state.frames = list(about["frames"])
@@ -136,6 +137,23 @@ def _check_settings(model: Identity, taken: dict[str, str]) -> None:
         )
 
 
+def _check_content(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    """Raise if values are of other types or counts than `write_snapshot` writes.
+
+    The checksum finds damage. It is no signature, so a forged file can have a right one.
+    """
+    frames, (shape, dtype, _, autocast) = about["frames"], about["signature"]
+    good = (
+        isinstance(frames, list)
+        and all(type(count) is int and count >= 0 for count in [*frames, *shape])
+        and isinstance(getattr(torch, str(dtype), None), torch.dtype)
+        and isinstance(autocast, str)
+        and all(tensor.shape[:1] == (len(frames),) for tensor in tensors.values())
+    )
+    if not good:
+        raise SnapshotError("The snapshot's description does not fit its tensors: use another.")
+
+
 def _open(source: str | Path | bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The description and the tensors, if the checksum holds."""
     try:
@@ -147,7 +165,7 @@ def _open(source: str | Path | bytes) -> tuple[dict[str, Any], dict[str, torch.T
         raise SnapshotError(f"No snapshot at {source!r}.") from None
     except OSError as error:
         raise SnapshotError(f"The snapshot {source!r} cannot be read: {error}.") from None
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise SnapshotError(f"Not a snapshot of an eventful stream: {error}.") from None
     if not whole:
         raise SnapshotError(

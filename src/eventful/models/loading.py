@@ -20,6 +20,8 @@ from eventful.models.vitdet.backbone import BackboneConfig, ViTDetBackbone
 from eventful.models.vitdet.model import ViTDet, ViTDetConfig, detector_config
 from eventful.models.vivit.model import ViViT, ViViTConfig
 
+_REPEATED = ("depth", "temporal_depth", "stages", "convs")  # parts that have tensors of their own
+_LARGEST = 2**16  # of any other number in a configuration
 _HEAD_DIM = 64  # of every published ViViT; its files do not state it
 
 
@@ -109,8 +111,16 @@ def load_model(path: str | Path, **overrides: Any) -> nn.Module:
     if unknown:
         raise CheckpointError(f"{about['model']} has no {unknown[0]!r}; it has {', '.join(inner)}.")
     inner.update(overrides)
-    model = build(about["model"], {**config, "backbone": inner} if "backbone" in config else inner)
-    load_weights(model, path)
+    config = {**config, "backbone": inner} if "backbone" in config else inner
+    state = read_checkpoint(path)
+    _check_sizes(path, config, len(state))
+    with torch.device("meta"):  # first without memory: the sizes are what the file says
+        expected = build(about["model"], config).state_dict()
+    _, report = _fitted(expected, dict(state), KeyReport("own", used={key: key for key in state}))
+    if not report.complete:
+        raise CheckpointError(f"The weights do not fit the model:\n{report}")
+    model = build(about["model"], config)
+    load_weights(model, state)
     model.classes = tuple(about.get("classes", ()))  # type: ignore[assignment]
     return model.eval()
 
@@ -124,13 +134,28 @@ def _about(path: str | Path) -> dict[str, Any]:
             written = (file.metadata() or {}).get("eventful", "null")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is not a readable safetensors file ({error}).") from error
-    about = json.loads(written)
+    try:
+        about = json.loads(written)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: what it says of its model is damaged ({error}).") from None
     if about is None:
         raise CheckpointError(
             f"{path} does not name its model. Make it with `eventful weights convert`, "
             "or build the model yourself and call load_weights."
         )
-    return dict(about)
+    if not isinstance(about, dict) or not isinstance(about.get("config"), dict):
+        raise CheckpointError(f"{path}: what it says of its model is damaged: no configuration.")
+    return about
+
+
+def _check_sizes(path: str | Path, config: Mapping[str, Any], tensors: int) -> None:
+    """Raise if a file with few tensors asks for a huge model, which would take all memory."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            _check_sizes(path, value, tensors)
+        most = tensors if name in _REPEATED else _LARGEST
+        if isinstance(value, int | float) and not -_LARGEST <= value <= most:
+            raise CheckpointError(f"{path} asks for a model with {name} = {value}: it is damaged.")
 
 
 def load_weights(

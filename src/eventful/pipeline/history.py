@@ -65,8 +65,7 @@ class RunFacts:
 
     Attributes:
         settings: budget, device, precision and so on, by name, as they are to be read.
-        accuracy: scores by name, `{"mAP50": {"eventful": 0.8, "dense": 0.82}}`; empty without
-            labels.
+        accuracy: scores by name, `{"mAP50": {"eventful": 0.8, "dense": 0.9}}`; none without labels.
         lost: frames that were damaged, dropped or skipped, by reason.
         memory: bytes that the streams keep.
         versions: of the package, torch, Python and the device's name.

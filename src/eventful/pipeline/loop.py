@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from eventful.pipeline.outputs import (
     Observer,
     Outputs,
 )
+from eventful.pipeline.report import write_report
 from eventful.pipeline.results import check_format, last_frames, open_results
 from eventful.pipeline.rows import History, RowFile, trim
 from eventful.pipeline.scoring import Scores
@@ -237,7 +237,6 @@ def _lost(out: Outputs) -> dict[str, int]:
 
 def _report(out: Outputs, names: Sequence[SourceName], summary: dict[str, Any]) -> None:
     """Write the HTML report, and note it in the summary."""
-    if not Path(__file__).with_name("report.py").is_file(): return  # fmt: skip  # noqa: E701  # until report.py is merged
     facts = RunFacts(
         model=out.subject.name,
         sources=tuple(source.name for source in names),
@@ -248,6 +247,5 @@ def _report(out: Outputs, names: Sequence[SourceName], summary: dict[str, Any]) 
         versions=summary["versions"],
     )
     path = out.folder.path / folders.REPORT
-    write_report = import_module("eventful.pipeline.report").write_report
     write_report(path, facts, out.history.rows, out.stills.chosen())
     summary["report"] = path.name

@@ -220,7 +220,8 @@ def _hf_config(name: str, size: int | None) -> Any:
         if name in known and not Path(name).exists():
             config = transformers.AutoConfig.for_model(name)
         else:
-            config = transformers.AutoConfig.from_pretrained(name)
+            # Else transformers would ask whether to run code of a repository on the hub.
+            config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UnsupportedError(
             f"transformers cannot find a config for {name!r} ({str(error).splitlines()[0]}). Pass "
@@ -273,7 +274,8 @@ def _published(family: str, name: str, size: int | None) -> nn.Module:
         if family == "torchvision":
             return _torchvision(name, size, False, weights="DEFAULT")
         config = _hf_config(name, size)
-        return cast(nn.Module, _hf_class(config).from_pretrained(name, config=config).eval())
+        made = _hf_class(config).from_pretrained(name, config=config, trust_remote_code=False)
+        return cast(nn.Module, made.eval())
     except EventfulError:
         raise
     except Exception as error:  # each library and its network client fail in their own ways

@@ -50,6 +50,8 @@ class SourceRun:
         self._waiting.append(taken)
         if self._stepper is None:
             self._stepper = self._begin(taken)
+        elif taken.resumed:
+            self._stepper.flush()
         if len(self._waiting) < self._stepper.ready.step_frames:
             return True
         pictures = [each.picture for each in self._waiting]

@@ -21,6 +21,7 @@ from eventful.video.world import ACTIONS, CLASSES, RATE, SIZE, World, as_bytes, 
 
 AHEAD = 2  # frames of the source's own size held in memory; they may be large
 TIMEOUT = 10.0
+LASTING = 600.0  # seconds for which a live source that was lost is tried again
 _AT_ONCE = 4  # frames of the world rendered together
 _REMOTE = ("camera:", "rtsp:", "rtsps:", "http:", "https:")
 
@@ -32,12 +33,14 @@ class Taken:
     Attributes:
         picture: (3, H, W) uint8 RGB, in the source's own size.
         truth: its annotated objects; None where they are not known.
+        resumed: a live source was lost before it: what a stream remembers is out of date.
     """
 
     index: int
     seconds: float | None
     picture: Tensor
     truth: tuple[Box, ...] | None = None
+    resumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,8 @@ class ReadFootage(Footage):
 
     def __init__(self, source: Source) -> None:
         fitting = Fitting(None, "pad", 1, choose_normalization("none"))
-        self._reader = VideoReader(source, ReadOptions(fitting, False, None, TIMEOUT, AHEAD))
+        options = ReadOptions(fitting, False, None, TIMEOUT, AHEAD)
+        self._reader = VideoReader(source, options).lasting(LASTING)
         self.rate, self.live = self._reader.rate, self._reader.live
         try:
             self.length = len(self._reader)
@@ -117,7 +121,7 @@ class ReadFootage(Footage):
             if frame.index > after or self.live:
                 # Pixels are bytes divided by 255, so this gives the same bytes again.
                 picture = (frame[0] * 255).round().to(torch.uint8)
-                yield Taken(frame.index, frame.time, picture)
+                yield Taken(frame.index, frame.time, picture, resumed=frame.resumed)
 
     @property
     def damaged(self) -> int:

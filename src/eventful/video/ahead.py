@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 
 from eventful.errors import DamagedMediaError
 from eventful.video.decoders import Decoder, Picture
@@ -15,6 +16,7 @@ from eventful.video.fitting import Fitting
 from eventful.video.frame import Frame
 from eventful.video.motion import fitted_motion
 
+_JUMP = 10.0  # seconds between two frames of a file that are a jump of its clock, not a pause
 _PATIENCE = 1.0  # seconds to wait for a thread that was asked to stop
 
 
@@ -74,6 +76,8 @@ class Ahead:
                 return
             if self.latest and self._frames:
                 self.dropped += len(self._frames)
+                if any(dropped.resumed for dropped in self._frames):
+                    frame.infos = (replace(frame.info, resumed=True),)
                 self._frames.clear()
                 frame.motion = None  # it is relative to a frame that nobody saw
             self._frames.append(frame)
@@ -152,15 +156,30 @@ def _prepared(
     ahead: Ahead, decoder: Decoder, fitting: Fitting, source: str, paced: bool
 ) -> Iterator[Frame]:
     """Frames in turn, each when there is room for it, until no more are wanted."""
-    start = time.monotonic()
+    start, pace = time.monotonic(), _Pace()
     for index, picture in enumerate(decoder.pictures()):
         if picture.time is None:
             picture.time = time.monotonic() - start
-        if paced and not ahead.wait_until(start + picture.time):
+        if paced and not ahead.wait_until(pace.moment(picture.time)):
             return
         if not ahead.wait_for_room():
             return
         yield _prepare(picture, fitting, index, source)
+
+
+class _Pace:
+    """When frames of a file are due, as if they came from a camera."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._last = 0.0
+
+    def moment(self, stamp: float) -> float:
+        """The moment of the monotonic clock for a time of the file, which may jump either way."""
+        if not 0 <= stamp - self._last <= _JUMP:
+            self._start = time.monotonic() - stamp  # go on from here, without a pause
+        self._last = stamp
+        return self._start + stamp
 
 
 def _prepare(picture: Picture, fitting: Fitting, index: int, source: str) -> Frame:
@@ -178,4 +197,5 @@ def _prepare(picture: Picture, fitting: Fitting, index: int, source: str) -> Fra
         original_size=(picture.height, picture.width),
         region=layout.region,
         key=picture.key,
+        resumed=picture.resumed,
     )

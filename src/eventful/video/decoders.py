@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -19,14 +18,10 @@ from eventful.errors import (
 from eventful.surgery.libraries import load
 from eventful.video.address import Source
 from eventful.video.fitting import Planes, resized
+from eventful.video.protocols import PLAYLIST, is_playlist
 from eventful.video.source import read_image
 
 ASSUMED_RATE = 25.0  # frames per second, where a source does not state its own
-PLAYLIST = (
-    "is a playlist, which names other files or addresses. Read those themselves, or list them in a "
-    ".streams file."
-)
-_LIST_MARKS = (b"#EXTM3U", b"ffconcat", b"<?xml", b"<MPD", b"v=0")
 
 
 @dataclass
@@ -39,6 +34,7 @@ class Picture:
         key: whether it is a key frame.
         draw: gives the picture scaled to a height and width.
         vectors: displacements for each cell of 16 x 16 pixels (see `motion.vector_grid`).
+        resumed: whether the source was lost before it and found again.
     """
 
     height: int
@@ -47,6 +43,7 @@ class Picture:
     key: bool
     draw: Callable[[int, int], Planes]
     vectors: NDArray[np.float32] | None = None
+    resumed: bool = False
 
 
 class Decoder(Protocol):
@@ -62,7 +59,11 @@ class Decoder(Protocol):
     rate: float
     length: int | None
     live: bool
-    damaged: int
+
+    @property
+    def damaged(self) -> int:
+        """See above."""
+        ...
 
     def pictures(self) -> Iterator[Picture]:
         """Every picture in turn, once."""
@@ -176,13 +177,6 @@ def _array_picture(pixels: NDArray[np.uint8], time: float | None, *, key: bool) 
     """A picture from an array (H, W, 3) in RGB."""
     height, width = pixels.shape[:2]
     return Picture(height, width, time, key, lambda rows, columns: resized(pixels, rows, columns))
-
-
-def is_playlist(path: str) -> bool:
-    """Whether a file names other files or addresses, by its first bytes."""
-    with Path(path).open("rb") as file:
-        start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
-    return start.startswith(_LIST_MARKS)
 
 
 def explain_damage(source: Source, text: str) -> Exception:

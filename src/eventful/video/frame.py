@@ -37,6 +37,8 @@ class FrameInfo:
         original_size: height and width before scaling.
         region: where the picture lies in the frame.
         key: whether it is a key frame of the video file.
+        resumed: whether the source was lost before it and found again: what a stream remembers is
+            out of date, so flush it.
     """
 
     index: int
@@ -45,6 +47,7 @@ class FrameInfo:
     original_size: tuple[int, int]
     region: Region
     key: bool
+    resumed: bool = False
 
 
 class Frame(torch.Tensor):
@@ -82,6 +85,7 @@ class Frame(torch.Tensor):
         original_size: tuple[int, int] | None = None,
         region: Region | None = None,
         key: bool = False,
+        resumed: bool = False,
     ) -> Frame:
         """See the class; it is no `__init__` because the tensor itself is made here."""
         if not isinstance(pixels, Tensor) or pixels.dim() != 4:
@@ -96,6 +100,7 @@ class Frame(torch.Tensor):
             original_size=(height, width) if original_size is None else original_size,
             region=Region(0.0, 0.0, height, width) if region is None else region,
             key=key,
+            resumed=resumed,
         )
         return _rebuild(pixels, motion, (info,), cls)
 
@@ -137,6 +142,11 @@ class Frame(torch.Tensor):
     def key(self) -> bool:
         """Whether it is a key frame of the video file."""
         return self.info.key
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the source was lost before it and found again; see `FrameInfo`."""
+        return self.info.resumed
 
     def to_original(self, boxes: Tensor) -> Tensor:
         """Boxes in pixels of this frame as boxes in pixels of the picture before scaling.

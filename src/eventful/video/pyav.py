@@ -1,7 +1,6 @@
 """Decoding through PyAV, which is FFmpeg: files, cameras and network sources.
 
-What FFmpeg may open is limited to what was asked for. A file is read through the protocol `file`
-alone and must not be a playlist; an address is read through the protocols of its own scheme.
+What FFmpeg may open is limited to what was asked for: see `protocols`.
 """
 
 from __future__ import annotations
@@ -16,28 +15,11 @@ import numpy as np
 from eventful.errors import DamagedMediaError, SourceError, UnsupportedError
 from eventful.surgery.libraries import load
 from eventful.video.address import Source
-from eventful.video.decoders import (
-    ASSUMED_RATE,
-    PLAYLIST,
-    Picture,
-    explain_damage,
-    is_playlist,
-)
+from eventful.video.decoders import ASSUMED_RATE, Picture, explain_damage
 from eventful.video.fitting import Planes
 from eventful.video.motion import vector_grid
+from eventful.video.protocols import PLAYLIST, file_address, is_playlist, open_options
 
-_PROTOCOLS = {
-    "file": "file",
-    "camera": "file",
-    "http": "http,https,tcp,tls,crypto",
-    "rtsp": "rtsp,rtsps,rtp,udp,tcp,tls",
-}
-# Formats that open other files, or run scripts.
-_LISTS = frozenset({"hls", "dash", "webm_dash_manifest", "concat", "sdp", "imf"})
-_OTHERS = frozenset(
-    {"avisynth", "ffmetadata", "image2", "lavfi", "mlv", "tee", "vapoursynth", "vobsub"}
-)
-_REMOTE_LISTS = frozenset({"hls", "dash"})  # their parts are read through http and https alone
 _MOST_FAILURES = 64  # reads that fail one after another before a file is taken to be at its end
 _P_PICTURE, _B_PICTURE = 2, 3  # AVPictureType of FFmpeg
 
@@ -154,21 +136,15 @@ class AvDecoder:
 
 def _open(av: Any, source: Source, timeout: float) -> Any:
     """The open container."""
-    options = {"protocol_whitelist": _PROTOCOLS[source.kind]}
     address, form = source.address, None
     if source.kind == "camera":
         address, form = _camera(source)
-    elif source.kind == "rtsp":
-        options |= {"rtsp_transport": "tcp", "format_whitelist": "rtsp"}
-    else:
-        refused = _OTHERS | (_LISTS - _REMOTE_LISTS if source.remote else _LISTS)
-        options["format_whitelist"] = ",".join(sorted(set(av.formats_available) - refused))
-        if source.kind == "file":
-            address = f"file:{address}"  # so that no part of a name is taken for a protocol
+    elif source.kind == "file":
+        address = file_address(address)
     limits = None if source.kind == "file" else (timeout, timeout)
     began = time.monotonic()
     try:
-        return av.open(address, format=form, options=options, timeout=limits)
+        return av.open(address, format=form, options=open_options(av, source.kind), timeout=limits)
     except av.error.FFmpegError as error:
         waited = time.monotonic() - began
         failure = _explain(source, error, av.error, timeout, waited)

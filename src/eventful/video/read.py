@@ -6,6 +6,7 @@ import logging
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,7 @@ from eventful.video.ahead import Ahead
 from eventful.video.decoders import Decoder, open_decoder
 from eventful.video.fitting import Fit, Fitting, frame_size
 from eventful.video.frame import Frame
+from eventful.video.lasting import LastingDecoder
 from eventful.video.normalization import choose_normalization, input_size
 
 _log = logging.getLogger("eventful.read")
@@ -103,7 +105,7 @@ class VideoReader:
         self._source, self._options = source, options
         self._ahead: Ahead | None = None
         self._closed = False
-        self._decoder = self._opened()
+        self._decoder = _opened(self._source, self._options)
         self._fresh = True  # the open decoder gave no frame so far
         self._release = weakref.finalize(self, self._decoder.close)
 
@@ -137,6 +139,11 @@ class VideoReader:
         """Frames that did not decode and were skipped."""
         return self._decoder.damaged
 
+    @property
+    def lost(self) -> int:
+        """How often a live source was lost; see `lasting`."""
+        return self._decoder.lost if isinstance(self._decoder, LastingDecoder) else 0
+
     def __len__(self) -> int:
         """Frames as the file states, damaged ones included."""
         if self._decoder.length is None or self.live:
@@ -160,14 +167,28 @@ class VideoReader:
                     f"{self.source} is live and can be iterated once. Call eventful.read again."
                 )
             self._stop()
-            self._decoder = self._opened()
+            self._decoder = _opened(self._source, self._options)
         self._fresh = False
         ahead = self._ahead = Ahead(self._options.ahead, latest=self.live)
+        if isinstance(self._decoder, LastingDecoder):
+            self._decoder.wait = ahead.wait_until
         paced = self.live and not self._decoder.live  # a file, as if it came from a camera
         self._release.detach()
         self._release = weakref.finalize(self, ahead.stop)
         ahead.start(self._decoder, self._options.fitting, self.source, paced=paced)
         return self._frames(ahead)
+
+    def lasting(self, seconds: float) -> VideoReader:
+        """This reader, which opens its source again for so many seconds if it is live and lost.
+
+        The waits in between grow. The first frame after that has `resumed` true: flush the stream.
+        """
+        if not seconds > 0:
+            raise ConfigError(f"lasting({seconds!r}): give seconds above 0.")
+        if self._decoder.live and self._fresh and not isinstance(self._decoder, LastingDecoder):
+            opened = partial(_opened, self._source, self._options)  # without this reader
+            self._decoder = LastingDecoder(self._decoder, self.source, opened, seconds)
+        return self
 
     def close(self) -> None:
         """Stop decoding and close the source."""
@@ -193,12 +214,6 @@ class VideoReader:
         finally:
             ahead.stop()
 
-    def _opened(self) -> Decoder:
-        options = self._options
-        return open_decoder(
-            self._source, timeout=options.timeout, motion=options.motion, live=options.live
-        )
-
     def _stop(self) -> None:
         """Stop the thread, which closes the decoder, or close a decoder that has none."""
         if self._ahead is not None:
@@ -206,6 +221,10 @@ class VideoReader:
             self._ahead.join()
         else:
             self._decoder.close()
+
+
+def _opened(source: Source, options: ReadOptions) -> Decoder:
+    return open_decoder(source, timeout=options.timeout, motion=options.motion, live=options.live)
 
 
 class ReaderGroup:
@@ -253,6 +272,12 @@ class ReaderGroup:
                     _log.warning("%s stopped: %s", name, error)
             if frames:
                 yield frames
+
+    def lasting(self, seconds: float) -> ReaderGroup:
+        """This group, with readers that open lost sources again; see `VideoReader.lasting`."""
+        for reader in self.readers.values():
+            reader.lasting(seconds)
+        return self
 
     def close(self) -> None:
         """Close every reader."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from eventful.errors import DamagedMediaError, MalformedDataError, MissingFileError
 from eventful.surgery.libraries import load
+from eventful.video.protocols import PLAYLIST, file_address, is_playlist, open_options
 
 # From a gap of this many frames on, seeking is cheaper than decoding.
 _JUMP = 64
@@ -216,11 +217,13 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
     if not path.is_file():
         raise MissingFileError(f"{path} is not there. Check the dataset with: eventful data check")
     try:
-        with av.open(str(path)) as container:
+        with av.open(file_address(path), options=open_options(av, "file")) as container:
             if not container.streams.video:
                 raise DamagedMediaError(f"{path} has no video stream. Fetch it again, or skip it.")
             yield container, container.streams.video[0]
     except av.error.FFmpegError as error:
+        if is_playlist(path):
+            raise DamagedMediaError(f"{path} {PLAYLIST}") from error
         raise DamagedMediaError(
             f"{path} does not decode as a video ({error}). Fetch it again, or skip it."
         ) from error

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from eventful.errors import ConfigError, DamagedMediaError, MissingFileError
+from eventful.video.address import without_credentials
 from eventful.video.fitting import Fit, Fitting, resized
 from eventful.video.normalization import choose_normalization
 from eventful.video.read import ReaderGroup, VideoReader, read
@@ -73,7 +74,7 @@ def open_footage(name: str, frames: int | None = None, size: str = "", seed: int
     """
     if name.startswith(STRESS):
         return _stress(name, frames or 100, size, seed)
-    return footage_of(Path(name).stem, _existing(Path(name))).first(frames)
+    return footage_of(Path(name).stem, _existing(name)).first(frames)
 
 
 def footage_of(name: str, source: Path) -> Footage:
@@ -83,10 +84,12 @@ def footage_of(name: str, source: Path) -> Footage:
     return Footage(name, "", size, partial(_frames, source))
 
 
-def _existing(path: Path) -> Path:
+def _existing(name: str | Path) -> Path:
+    path = Path(name)
     if not path.is_file() and not path.is_dir():
         raise MissingFileError(
-            f"{path} is not there. A clip is a video file, a folder of pictures, or stress:NAME."
+            f"{without_credentials(str(name))} is not there. A clip is a video file, a folder of "
+            "pictures, or stress:NAME."
         )
     return path
 
