@@ -212,6 +212,7 @@ def test_a_model_of_clips_waits_for_a_whole_clip_then_slides(tmp_path: Path) -> 
     # Steps of two frames, of which a clip has four; the thirteenth frame fills no step.
     assert numbers(tmp_path / "run") == [1, 3, 5, 7, 9, 11]
     assert [len(line["labels"]) for line in lines(tmp_path / "run")] == [0, 0, 0, 5, 5, 5]
+    assert result.summary["frames"] == 12
     top1 = result.summary["accuracy"]["top1"]
     right = [line["dense"]["labels"][0]["label"] == "jump" for line in lines(tmp_path / "run")[3:]]
     assert top1["dense"] == pytest.approx(sum(right) / 3)
@@ -460,6 +461,7 @@ def test_names_of_the_world_are_parsed_once_for_sets_and_seeds() -> None:
     assert not names_seed("world:street")
     assert open_seed("world:7", 300).frames == 300
     assert open_seed("world:7?frames=9", 300).frames == 9
+    assert open_seed("world:8?action=jump").mode == "pan"  # as in world:actions, no walk and no cut
     with pytest.raises(ConfigError, match="no option; those are frames, camera"):
         open_seed("world:7?videos=3")
     made = find_sources(["world:street?videos=2&frames=5"])

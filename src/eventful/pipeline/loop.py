@@ -102,7 +102,8 @@ def run(
     failed = {name: about["error"] for name, about in out.about.items() if about.get("error")}
     status = INTERRUPTED if interrupted else FAILED if failed else COMPLETE
     summary = _summary(out, status)
-    summary["fps"] = (out.history.count - count) / seconds if seconds else None
+    frames = (out.history.count - count) * subject.step_frames
+    summary["fps"] = frames / seconds if seconds else None
     summary["seconds"] = seconds
     if settings.report:
         _report(out, names, summary)
@@ -214,6 +215,7 @@ def _summary(out: Outputs, status: str) -> dict[str, Any]:
         "random_weights": out.subject.random,
         "kind": out.subject.kind,
         **out.history.summary(),
+        "frames": out.history.count * out.subject.step_frames,
         "accuracy": accuracy,
         "scored_frames": out.scores.frames if accuracy else 0,
         "lost": _lost(out),

@@ -232,7 +232,8 @@ def open_seed(text: str, frames: int | None = None) -> World:
         given.setdefault("frames", frames)
     if "action" in given:
         usual = KINDS["actions"].usual
-        given = {"frames": usual.frames, "size": usual.size} | given
+        camera = usual.cameras[int(name) % len(usual.cameras)]
+        given = {"frames": usual.frames, "size": usual.size, "camera": camera} | given
     try:
         return World(int(name), **given)  # type: ignore[arg-type]
     except ConfigError as error:
