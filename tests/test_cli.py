@@ -38,7 +38,7 @@ def test_help_lists_every_command_without_loading_torch() -> None:
     assert done.returncode == 0, done.stderr
     for command in (
         "inspect", "demo", "reproduce", "weights", "doctor", "evaluate", "visualize", "train",
-        "calibrate",
+        "calibrate", "run",
     ):  # fmt: skip
         assert command in done.stdout
 
@@ -57,6 +57,7 @@ def test_help_lists_every_command_without_loading_torch() -> None:
         ["evaluate", "run"],
         ["bench", "video"],
         ["calibrate"],
+        ["run"],
         ["visualize"],
         ["train", "vitdet"],
         ["train", "vivit"],

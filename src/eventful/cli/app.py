@@ -30,6 +30,7 @@ from eventful.cli.options import (
     grouped,
 )
 from eventful.cli.reproduce_claims import reproduce
+from eventful.cli.run import run
 from eventful.cli.train import train
 from eventful.cli.visualize import visualize
 
@@ -64,6 +65,7 @@ def main(
     """Run vision transformers on video and pay only for what changed."""
 
 
+app.command()(run)
 app.add_typer(reproduce, name="reproduce")
 data = typer.Typer(
     help="Check datasets on disk, and write them in other formats.", no_args_is_help=True

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from eventful import Config, Stream, TopFraction
 from eventful.bench.contenders import Dense, Measured, Streamed
-from eventful.cli.models import build
 from eventful.cli.progress import shown_over
 from eventful.cli.tables import Column, Grid, show
 from eventful.config import PRESETS
+from eventful.pipeline.models import build
 from eventful.surgery.conversion import convert
 from eventful.video.overlay import UpdateView, contact_sheet
 from eventful.video.synthetic import moving_objects

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import torch
 
-from eventful.cli.models import build
 from eventful.cli.tables import Column, Grid, show
+from eventful.pipeline.models import build
 from eventful.surgery.conversion import Inspection, inspect
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

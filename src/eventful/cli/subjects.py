@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eventful.errors import CheckpointError, UnsupportedError
+from eventful.errors import UnsupportedError
 from eventful.models.loading import load_model
 from eventful.models.vitdet.model import ViTDet
-from eventful.paper.data.imagenet import NAMES
+from eventful.pipeline.models import label_names, load_state
 from eventful.stream import Stream
 from eventful.surgery import libraries
 from eventful.tokens.layout import TokenLayout
@@ -61,6 +61,7 @@ class Detector:
 
     def __init__(self, model: ViTDet, score: float) -> None:
         self.model = model
+        self._names = label_names(model)
         self._score = score
         self._content = (0, 0)
 
@@ -72,7 +73,7 @@ class Detector:
         shown = self._whole_tokens(frame.float().cpu() / 255)
         kept = found[found.scores >= self._score]
         texts = [
-            f"{self._name(label)} {score:.0%}"
+            f"{self._names[label]} {score:.0%}"
             for label, score in zip(kept.labels.tolist(), kept.scores.tolist(), strict=True)
         ]
         return shown, with_boxes(shown, kept, texts)
@@ -91,15 +92,6 @@ class Detector:
             for side, content in zip(frame.shape[-2:], self._content, strict=True)
         ]
         return F.pad(frame, (0, missing[1], 0, missing[0]))
-
-    def _name(self, label: int) -> str:
-        named: tuple[str, ...] = getattr(self.model, "classes", ())
-        if named:
-            return named[label]
-        classes = self.model.config.heads.classes
-        if classes == len(NAMES):
-            return NAMES[label]
-        return "person" if classes == 1 else f"class {label}"
 
 
 class Features:
@@ -190,15 +182,5 @@ def _timm(name: str, weights: Path | None) -> Any:
     if not hasattr(model, "set_input_size"):
         raise UnsupportedError(f"{name} takes one size of frame only; show another model.")
     if weights is not None:
-        from safetensors.torch import load_file
-
-        if not weights.is_file():
-            raise CheckpointError(f"{weights} is not there.")
-        state = {key: value.float() for key, value in load_file(str(weights)).items()}
-        left = model.load_state_dict(state, strict=False)
-        if left.missing_keys:
-            raise CheckpointError(
-                f"{weights} lacks {len(left.missing_keys)} tensors of {name}, the first "
-                f"{left.missing_keys[0]}; give the weights of this model."
-            )
+        load_state(model, weights, name)
     return model

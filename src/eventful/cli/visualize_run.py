@@ -16,10 +16,11 @@ from torch import Tensor
 from eventful.cli.progress import shown_over
 from eventful.cli.subjects import Features, Subject, subject
 from eventful.cli.visualize import Options
-from eventful.config import PRESETS, Config
+from eventful.config import Config
 from eventful.cost.units import in_words
 from eventful.errors import ConfigError, MissingFileError, UnsupportedError
 from eventful.paper.data.mot import sequence_info
+from eventful.pipeline.settings import made_config
 from eventful.policies import Policy, Threshold
 from eventful.stream import Stream
 from eventful.surgery.conversion import convert
@@ -42,8 +43,6 @@ def run(options: Options, as_json: bool) -> None:
     """Make the video, the sheet, the chart and a table of the steps."""
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise UnsupportedError("No CUDA device here (`eventful doctor`); use --device cpu.")
-    if options.preset not in PRESETS:
-        raise ConfigError(f"There is no preset {options.preset!r}: {', '.join(PRESETS)}.")
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -173,10 +172,8 @@ def _config(options: Options, budget: Budget | None) -> Config:
     policy: Policy | None = None if options.h is None else Threshold(options.h)
     if budget is not None:
         policy = budget.policy
-    if policy is None and options.preset not in ("fast", "exact"):
-        raise ConfigError(f"--preset {options.preset} needs --r, --h or --budget.")
     # No fallback to dense steps: the pictures show the update rule.
-    return Config.preset(options.preset, policy, fallback=False)
+    return made_config(options.preset, policy, fallback=False)
 
 
 def _title(options: Options) -> str:

@@ -50,7 +50,9 @@ class UpdateView:
         if seen.mask is None:
             raise ValueError("The record holds no maps; make the stream with maps=True.")
         error = torch.zeros(seen.mask.shape) if seen.error is None else seen.error.float().cpu()
-        return cls(frame[0].cpu(), _grid(error[0], layout), _grid(seen.mask[0].cpu(), layout))
+        return cls(
+            frame[0].cpu(), patch_grid(error[0], layout), patch_grid(seen.mask[0].cpu(), layout)
+        )
 
     def cut(self, rows: int, columns: int) -> UpdateView:
         """The same without what lies beyond so many rows and columns of tokens: the padding."""
@@ -79,7 +81,8 @@ def paper_gate(record: StepRecord) -> str:
     return leading[min(2, len(leading) - 1)] if leading else names[0]
 
 
-def _grid(values: Tensor, layout: TokenLayout) -> Tensor:
+def patch_grid(values: Tensor, layout: TokenLayout) -> Tensor:
+    """Values (N,) of tokens as (h, w) of the patches, without special tokens."""
     patches = values[layout.prefix : layout.tokens - layout.suffix]
     return patches.unflatten(0, layout.grid)
 
@@ -101,17 +104,21 @@ def _column(view: UpdateView, brightest: float) -> Tensor:
 
 def heat_picture(view: UpdateView, brightest: float) -> Tensor:
     """The error as colours (3, H, W), `brightest` the value that becomes the lightest."""
-    return _heat(_enlarge(view.error / max(brightest, 1e-12), view.frame.shape[-2:]))
+    return heat_colours(_enlarge(view.error / max(brightest, 1e-12), view.frame.shape[-2:]))
 
 
 def mask_picture(view: UpdateView) -> Tensor:
-    """The frame (3, H, W) with updated tokens as they are and outlined, the others pale grey.
+    """The frame (3, H, W) with updated tokens as they are and outlined, the others pale grey."""
+    return outlined(view.frame, _enlarge(view.mask.float(), view.frame.shape[-2:]))
+
+
+def outlined(frame: Tensor, mask: Tensor) -> Tensor:
+    """A frame (3, H, W) in [0, 1] as it is where the mask (H, W) is 1, elsewhere pale grey.
 
     Pale, not dark: what was not computed stays visible, also in a dark frame.
     """
-    mask = _enlarge(view.mask.float(), view.frame.shape[-2:])
-    pale = PALE + (1 - PALE) * view.frame.mean(dim=0, keepdim=True)
-    shown = torch.where(mask > 0, view.frame, pale)
+    pale = PALE + (1 - PALE) * frame.mean(dim=0, keepdim=True)
+    shown = torch.where(mask > 0, frame, pale)
     return torch.where(_edges(mask) > 0, torch.tensor(OUTLINE)[:, None, None], shown)
 
 
@@ -119,8 +126,8 @@ def _enlarge(grid: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:
     return F.interpolate(grid[None, None].float(), tuple(size), mode="nearest")[0, 0]
 
 
-def _heat(level: Tensor) -> Tensor:
-    """Black through purple and orange to white, (3, H, W)."""
+def heat_colours(level: Tensor) -> Tensor:
+    """Levels (H, W) from 0 to 1 as black through purple and orange to white, (3, H, W)."""
     stops = torch.tensor([[0, 0, 0.02], [0.35, 0.07, 0.43], [0.85, 0.32, 0.2], [1, 0.98, 0.75]])
     place = level.clamp(0, 1) * (len(stops) - 1)
     low = place.floor().long().clamp(max=len(stops) - 2)

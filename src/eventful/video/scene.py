@@ -78,7 +78,7 @@ def with_boxes(frame: Tensor, found: Detections, texts: Sequence[str]) -> Tensor
     canvas = image(frame)
     draw = load("PIL.ImageDraw").Draw(canvas)
     thick = max(2, round(min(frame.shape[-2:]) / 220))
-    font = _font(max(11, round(min(frame.shape[-2:]) / 32)))
+    font = font_of(max(11, round(min(frame.shape[-2:]) / 32)))
     for box, label, text in zip(found.boxes.tolist(), found.labels.tolist(), texts, strict=True):
         colour = PALETTE[label % len(PALETTE)]
         draw.rectangle(tuple(box), outline=colour, width=thick)
@@ -124,7 +124,7 @@ def scene(
     draw = load("PIL.ImageDraw").Draw(canvas)
     for i, (picture, caption) in enumerate(panels):
         left, top = MARGIN + i % 2 * across, MARGIN + i // 2 * down
-        draw.text((left, top - 2), caption, fill=INK, font=_font(15))
+        draw.text((left, top - 2), caption, fill=INK, font=font_of(15))
         canvas.paste(image(_resized(picture, height, width)), (left, top + CAPTION))
     box = (MARGIN, MARGIN + 2 * down, total[0] - MARGIN, total[1] - MARGIN)
     _strip(draw, steps, current, box)
@@ -149,7 +149,7 @@ def _strip(
     saving = now.dense_macs / max(now.macs, 1)
     text = f"frame {now.index}: {in_words(now.macs)}"
     text += "" if now.flush else f", {saving:.1f}x less than dense"
-    draw.text((left, top - 22), text, fill=FAINT, font=_font(13))
+    draw.text((left, top - 22), text, fill=FAINT, font=font_of(13))
     draw.rectangle((left, top, right, bottom), fill="#1d2029")
     for t, step in enumerate(steps[: current + 1]):
         x = left + t * slot
@@ -169,5 +169,6 @@ def from_image(canvas: Any) -> Tensor:
     return torch.from_numpy(np.array(canvas.convert("RGB"))).permute(2, 0, 1).float() / 255
 
 
-def _font(size: int) -> Any:
+def font_of(size: int) -> Any:
+    """The font of all pictures."""
     return load("PIL.ImageFont").load_default(size=size)

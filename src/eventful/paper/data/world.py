@@ -2,6 +2,7 @@
 
 A name takes the place of a path, with options after a question mark:
 `world:street?videos=8&frames=48&camera=hand&first=0&size=288x512&device=cuda&exposures=1`.
+`world:7?camera=pan` is one video, by its seed (`open_seed`).
 Frames and boxes are rendered on access, and kept in memory up to a limit.
 """
 
@@ -76,6 +77,7 @@ KINDS = {
     ),
 }
 OPTIONS = ("videos", "first", "frames", "camera", "size", "device", "exposures")
+SEED_OPTIONS = ("frames", "camera", "size", "device", "exposures", "action")
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,41 @@ def open_world(path: Path, split: str = "val", on_problem: OnProblem = stop) -> 
     return VideoSet("world", split, kind.task, kind.classes, videos)
 
 
+def names_seed(text: str) -> bool:
+    """Whether this is one video of the world by its seed, `world:7` or `world:7?camera=pan`."""
+    return text.startswith(PREFIX) and text.removeprefix(PREFIX).partition("?")[0].isdecimal()
+
+
+def open_seed(text: str, frames: int | None = None) -> World:
+    """One video by its seed: `world:7`, with options as in `world:7?camera=pan&frames=100`.
+
+    Args:
+        frames: its length where the name does not say it; None for the usual one.
+    """
+    name, _, query = text.removeprefix(PREFIX).partition("?")
+    given = _options(text, name, query, SEED_OPTIONS)
+    if frames is not None:
+        given.setdefault("frames", frames)
+    if "action" in given:
+        usual = KINDS["actions"].usual
+        camera = usual.cameras[int(name) % len(usual.cameras)]
+        given = {"frames": usual.frames, "size": usual.size, "camera": camera} | given
+    try:
+        return World(int(name), **given)  # type: ignore[arg-type]
+    except ConfigError as error:
+        raise ConfigError(f"{text}: {error}") from None
+
+
+def seed_name(world: World) -> str:
+    """The name by which `open_seed` opens a video."""
+    height, width = world.size
+    parts = [f"camera={world.mode}", f"frames={world.frames}", f"size={height}x{width}"]
+    parts += [] if world.exposures == 3 else [f"exposures={world.exposures}"]
+    parts += [] if world.device == "cpu" else [f"device={world.device}"]
+    parts += [] if world.action is None else [f"action={world.action}"]
+    return f"{PREFIX}{world.seed}?{'&'.join(parts)}"
+
+
 def _video(name: str, choice: _Choice, number: int, seed: int) -> Video:
     """One video; its name says all that its frames depend on."""
     camera = choice.camera or choice.cameras[number % len(choice.cameras)]
@@ -233,17 +270,7 @@ def _parsed(text: str) -> tuple[str, _Choice]:
     if name not in KINDS:
         known = " and ".join(PREFIX + kind for kind in KINDS)
         raise ConfigError(f"There is no {PREFIX}{name}; the generated sets are {known}.")
-    given: dict[str, object] = {}
-    for entry in filter(None, query.split("&")):
-        option, equals, value = entry.partition("=")
-        if option not in OPTIONS or not equals:
-            raise ConfigError(
-                f"{text}: {entry!r} is no option; those are {', '.join(OPTIONS)}, written "
-                f"{PREFIX}{name}?videos=8&camera=hand."
-            )
-        if option in given:
-            raise ConfigError(f"{text}: {option} is given twice; give it once.")
-        given[option] = _value(text, option, value)
+    given = _options(text, name, query, OPTIONS)
     choice = replace(KINDS[name].usual, **given)  # type: ignore[arg-type]
     try:
         World(0, choice.frames, choice.camera, choice.size, choice.device, choice.exposures)
@@ -252,8 +279,24 @@ def _parsed(text: str) -> tuple[str, _Choice]:
     return name, choice
 
 
+def _options(text: str, name: str, query: str, known: Sequence[str]) -> dict[str, object]:
+    """What follows the question mark, by name."""
+    given: dict[str, object] = {}
+    for entry in filter(None, query.split("&")):
+        option, equals, value = entry.partition("=")
+        if option not in known or not equals:
+            raise ConfigError(
+                f"{text}: {entry!r} is no option; those are {', '.join(known)}, written "
+                f"{PREFIX}{name}?frames=48&camera=hand."
+            )
+        if option in given:
+            raise ConfigError(f"{text}: {option} is given twice; give it once.")
+        given[option] = _value(text, option, value)
+    return given
+
+
 def _value(text: str, option: str, value: str) -> object:
-    if option == "camera":
+    if option in ("camera", "action"):
         return value
     if option == "device":
         return _device(text, value)

@@ -113,8 +113,8 @@ def score(results: Iterable[VideoResult], classes: Sequence[str]) -> dict[str, A
     truth: list[list[Box]] = []
     macs = dense = 0
     for result in results:
-        found += _found(result.tensors)
-        truth += _truth(result.tensors)
+        found += found_in(result.tensors)
+        truth += truth_in(result.tensors)
         macs += int(result.tensors["macs"].sum())
         dense += result.facts["dense_macs"] * len(result.tensors["macs"])
     scores = {"fgfa_map50": fgfa_map50(found, truth, classes)}
@@ -134,13 +134,15 @@ def _percent(value: float) -> float | None:
     return None if math.isnan(value) else 100 * value
 
 
-def _found(tensors: dict[str, Tensor]) -> list[Detections]:
+def found_in(tensors: dict[str, Tensor]) -> list[Detections]:
+    """The detections of each frame, from the tensors of a `FrameLog`."""
     return Detections.split(
         tensors["boxes"], tensors["scores"], tensors["labels"], tensors["counts"].tolist()
     )
 
 
-def _truth(tensors: dict[str, Tensor]) -> list[list[Box]]:
+def truth_in(tensors: dict[str, Tensor]) -> list[list[Box]]:
+    """The annotated boxes of each frame, from the tensors of a `FrameLog`."""
     counts = tensors["truth_counts"].tolist()
     names = ("truth_boxes", "truth_labels", "truth_ignore")
     frames = zip(*(tensors[name].split(counts) for name in names), strict=True)

@@ -1,0 +1,62 @@
+"""What the sources of a run share: files, sums, and who wants to know how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from eventful.pipeline.folder import RunFolder
+from eventful.pipeline.history import FrameRow
+from eventful.pipeline.results import ResultWriter
+from eventful.pipeline.rows import History, RowFile
+from eventful.pipeline.scoring import Scores
+from eventful.pipeline.settings import RunSettings
+from eventful.pipeline.stills import Stills
+from eventful.pipeline.stopping import Stop
+from eventful.pipeline.subject import Subject
+
+COMPLETE, INTERRUPTED, FAILED, RUNNING = "complete", "interrupted", "failed", "running"
+WAITING = "not started"
+
+
+class Observer:
+    """Progress of a run; each method does nothing unless it is overridden."""
+
+    def began(self, source: str, total: int | None, done: int) -> None:
+        """A source was opened.
+
+        Args:
+            total: frames it will give, None where that is not known.
+            done: those that a resumed run has done before.
+        """
+
+    def stepped(self, row: FrameRow, frames: int) -> None:
+        """A step was done, with so many frames."""
+
+    def ended(self, source: str, status: str, message: str) -> None:
+        """A source ended; the message says why where it failed."""
+
+
+@dataclass
+class Outputs:
+    """What all sources of a run share.
+
+    Attributes:
+        about: what `run.json` says of each source, by name.
+        memory: bytes that each source's stream keeps.
+        versions: of libraries and machine.
+    """
+
+    subject: Subject
+    settings: RunSettings
+    folder: RunFolder
+    rows: RowFile
+    results: ResultWriter
+    history: History
+    scores: Scores
+    observer: Observer
+    stop: Stop
+    versions: dict[str, str]
+    stills: Stills = field(default_factory=Stills)
+    about: dict[str, dict[str, Any]] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
