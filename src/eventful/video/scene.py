@@ -21,6 +21,7 @@ GROUND, INK, FAINT, AMBER, BLUE = "#14161c", "#eceef4", "#8b90a0", "#ffbf1a", "#
 MARGIN, CAPTION, STRIP = 16, 26, 96
 PALETTE = (
     "#ff6b6b", "#4dabf7", "#51cf66", "#ffd43b", "#cc5de8", "#ff922b", "#22b8cf", "#f06595",
+    "#a9e34b", "#9775fa", "#e8c39e", "#63e6be", "#fcc2d7", "#c5d0e6", "#d6336c", "#fff3bf",
 )  # fmt: skip
 
 
