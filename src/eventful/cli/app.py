@@ -22,7 +22,6 @@ from eventful.cli.options import (
     Filming,
     Json,
     Limited,
-    Model,
     Sizes,
     TimedSystems,
     Timing,
@@ -125,22 +124,28 @@ def inspect_model(
 
 @app.command()
 def demo(
-    frames: Annotated[int, typer.Option(min=5, help="Number of frames to run.")] = 30,
-    as_json: Json = False,
-    picture: Annotated[
-        Path | None,
-        typer.Option(
-            dir_okay=False,
-            help="Also write a picture of which tokens were updated (needs the plot extra).",
+    video: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[VIDEO]", help="A video, or another source; a clip of the package by default."
         ),
     ] = None,
-    model: Model = "timm:vit_small_patch16_224",
-    size: Annotated[int, typer.Option(min=1, help="Side of the frame in pixels.")] = 384,
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Folder for the results; it is replaced.")
+    ] = Path("demo"),
+    frames: Annotated[
+        int | None, typer.Option(min=1, help="At most so many; 96 if not given.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="As for `eventful run`.")
+    ] = "detector",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
+    as_json: Json = False,
 ) -> None:
-    """Run a converted model on a video, and the same model dense on every frame."""
+    """Run a trained detector on a video, dense and eventful, and film them side by side."""
     from eventful.cli import demo
 
-    demo.run(frames, as_json, picture, model, size)
+    demo.run(video, out, frames, model, device, as_json)
 
 
 def _plan(

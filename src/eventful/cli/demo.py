@@ -1,143 +1,72 @@
-"""`eventful demo`: one model, dense and eventful side by side on a synthetic clip."""
+"""`eventful demo`: the detector of the package, dense and eventful side by side on a video."""
 
 from __future__ import annotations
 
 import json
-import statistics
-import time
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+import typer
+from rich.console import Console
 
-from eventful import Config, Stream, TopFraction
-from eventful.bench.contenders import Dense, Measured, Streamed
-from eventful.cli.progress import shown_over
+from eventful.cli.run_progress import progress
+from eventful.cli.run_work import EXITS
 from eventful.cli.tables import Column, Grid, show
-from eventful.config import PRESETS
-from eventful.pipeline.models import build
-from eventful.surgery.conversion import convert
-from eventful.video.overlay import UpdateView, contact_sheet
-from eventful.video.synthetic import moving_objects
-
-BUDGET = 0.125  # share of the tokens, for the presets that need a number
-WARM = 3  # frames left out of the medians: the flush and the first steady ones
+from eventful.models.shipped import SHIPPED, load
+from eventful.pipeline import demo
+from eventful.pipeline.loop import RunResult
+from eventful.pipeline.settings import RunSettings
+from eventful.pipeline.stopping import Stop
 
 
-@dataclass
-class Entry(Measured):
-    """A contender by name, with shares of tokens updated and of dense operations."""
-
-    name: str = ""
-    updated: list[float] = field(default_factory=list)
-    operations: list[float] = field(default_factory=list)
-
-
-@dataclass
-class Row:
-    """One line of the table: medians over the steady frames."""
-
-    preset: str
-    policy: str
-    tokens_updated: float
-    tokens: int
-    operations_ratio: float
-    speedup: float
-    feature_error: float
-
-
-def run(frames: int, as_json: bool, picture: Path | None, model: str, size: int) -> None:
-    """Run every preset beside the dense model, in turn on each frame."""
-    torch.manual_seed(0)
-    vit = build(model, size=size)
-    contenders = _contenders(vit)
-    views: list[UpdateView] = []
-    clip = moving_objects(frames, (size, size))
-    for t, frame in enumerate(shown_over(clip, frames, "Streaming")):
-        _step(contenders, (frame - 0.5) / 0.5)
-        record = contenders[1].run.record
-        if picture is not None and t and record is not None:
-            views.append(UpdateView.of(frame, record))
-    rows = [_row(contender, contenders[0]) for contender in contenders[1:]]
-    if picture is not None:
-        shown = views[:: max(1, len(views) // 4)][:4]
-        contact_sheet(shown, picture)
+def run(
+    video: str | None, out: Path, frames: int | None, model: str, device: str, as_json: bool
+) -> None:
+    """Run, film, and print one table."""
+    settings = RunSettings(
+        out=out, frames=frames or demo.FRAMES, compare=True, video=False, device=device,
+        overwrite=True,
+    )  # fmt: skip
+    names = tuple(getattr(load(model), "classes", ())) if model in SHIPPED else ()
+    stop = Stop()
+    with stop.on_signals(), progress(quiet=as_json) as observer:
+        result = demo.show(model, video, settings, names, observer=observer, stop=stop)
     if as_json:
-        print(
-            json.dumps(
-                {"model": model, "size": size, "frames": frames, "rows": [asdict(r) for r in rows]}
-            )
-        )
-    else:
-        _show(rows, model, size, frames, picture)
+        print(json.dumps(result.summary, indent=2))
+    elif result.summary["frames"]:
+        show(Console(), table(result.summary))
+        _where(result)
+    for source, message in result.failed.items():
+        typer.secho(f"{source} failed: {message}", fg=typer.colors.RED, err=True)
+    raise typer.Exit(EXITS.get(result.status, 0))
 
 
-def _contenders(vit: nn.Module) -> list[Entry]:
-    made = [Entry(Dense(vit), name="dense")]
-    automatic = Stream(convert(vit, Config.fast()), maps=True)
-    made.append(Entry(Streamed(automatic), name="fast (its own threshold)"))
-    for preset in PRESETS:
-        stream = Stream(convert(vit, Config.preset(preset, TopFraction(BUDGET))))
-        made.append(Entry(Streamed(stream), name=preset))
-    return made
-
-
-def _step(contenders: list[Entry], frame: Tensor) -> None:
-    """Run one frame through all contenders in turn, under the same conditions."""
-    dense: Tensor | None = None
-    for contender in contenders:
-        began = time.perf_counter()
-        output = _features(contender.run(frame))
-        contender.ms.append((time.perf_counter() - began) * 1000)
-        dense = output if dense is None else dense
-        contender.error.append(float((output - dense).norm() / dense.norm()))
-        record = contender.run.record
-        if record is not None:
-            contender.updated.append(record.fraction)
-            contender.operations.append(record.macs / record.dense_macs)
-
-
-def _features(output: Any) -> Tensor:
-    """The tensor to compare: the output itself, or its first field."""
-    return output if isinstance(output, Tensor) else next(iter(output.values()))
-
-
-def _row(contender: Entry, dense: Entry) -> Row:
-    assert isinstance(contender.run, Streamed)
-    assert contender.run.record is not None
-    tokens = next(iter(contender.run.record.layouts.values())).tokens
-    policy = contender.run.stream.policy
-    ratios = [a / b for a, b in zip(dense.ms[WARM:], contender.ms[WARM:], strict=True)]
-    return Row(
-        preset=contender.name,
-        policy=type(policy).__name__,
-        tokens_updated=statistics.median(contender.updated[WARM:]) * tokens,
-        tokens=tokens,
-        operations_ratio=statistics.median(contender.operations[WARM:]),
-        speedup=statistics.median(ratios),
-        feature_error=statistics.median(contender.error[WARM:]),
+def table(summary: dict[str, Any]) -> Grid:
+    """Dense beside eventful, from the summary of a run."""
+    grid = Grid([Column("", names=True), Column("dense"), Column("eventful")])
+    grid.title = f"{summary['model']}, {summary['frames']} frames"
+    for name, sides in summary["accuracy"].items():
+        grid.add([name, f"{sides['dense']:.1%}", f"{sides['eventful']:.1%}"])
+    grid.add(["tokens computed", "100 %", f"{summary['updated']:.1%}"])
+    if summary["operations"] is not None:
+        grid.add(["operations of the blocks", "100 %", f"{summary['operations']:.1%}"])
+    if summary["dense_ms"] is not None:
+        grid.add(["ms a frame, median", f"{summary['dense_ms']:.0f}", f"{summary['ms']:.0f}"])
+    if summary["speedup"] is not None:
+        grid.add(["speed", "1x", f"{summary['speedup']:.2f}x"])
+    if summary["error"] is not None:
+        grid.add(["error of the features, mean", "0", f"{summary['error']:.3f}"])
+    grid.add(["memory of the stream, MB", "0", f"{summary['memory'] / 1e6:.1f}"])
+    grid.caption = (
+        "Both ran on every frame, in turn: the whole model from a decoded frame to its boxes. "
+        "Dense is eager, with fused attention."
     )
+    return grid
 
 
-def _show(rows: list[Row], model: str, size: int, frames: int, picture: Path | None) -> None:
-    from rich.console import Console
-
-    console = Console()
-    headings = ("tokens updated", "operations saved", "speed-up", "feature error")
-    grid = Grid(
-        [Column("preset", names=True), *map(Column, headings)],
-        title=f"{model}, random weights, {size} px, {rows[0].tokens} tokens, {frames} frames",
-        caption=(
-            "Medians over steady frames, each frame run dense (eager, SDPA, fp32) and under every "
-            "preset in turn. Feature error: |eventful - dense| / |dense| of the model's output."
-        ),
-    )
-    for row in rows:
-        cells = [row.preset, f"{row.tokens_updated:.0f} of {row.tokens}"]
-        cells += [f"{1 / row.operations_ratio:.1f}x", f"{row.speedup:.2f}x"]
-        grid.add([*cells, f"{row.feature_error:.3f}"])
-    show(console, grid)
-    if picture is not None:
-        console.print(f"Picture: {picture}")
+def _where(result: RunResult) -> None:
+    names = (demo.VIDEO, result.summary.get("report"), demo.PICTURE, result.summary["results"])
+    words = ("dense and eventful side by side", "the report", "one picture", "all detections")
+    for name, text in zip(names, words, strict=True):
+        if name and (result.folder / name).exists():
+            print(f"{result.folder / name}  {text}")

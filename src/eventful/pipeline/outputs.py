@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from eventful.pipeline.folder import RunFolder
 from eventful.pipeline.history import FrameRow
@@ -14,6 +16,9 @@ from eventful.pipeline.settings import RunSettings
 from eventful.pipeline.stills import Stills
 from eventful.pipeline.stopping import Stop
 from eventful.pipeline.subject import Subject
+
+if TYPE_CHECKING:
+    from eventful.pipeline.stepping import Stepped
 
 COMPLETE, INTERRUPTED, FAILED, RUNNING = "complete", "interrupted", "failed", "running"
 WAITING = "not started"
@@ -32,6 +37,14 @@ class Observer:
 
     def stepped(self, row: FrameRow, frames: int) -> None:
         """A step was done, with so many frames."""
+
+    def saw(self, row: FrameRow, picture: Tensor, stepped: Stepped, updated: Tensor | None) -> None:
+        """What a step saw and found, for those who draw it; without video and report not called.
+
+        Args:
+            picture: (3, H, W) bytes.
+            updated: (h, w) which tokens were computed.
+        """
 
     def ended(self, source: str, status: str, message: str) -> None:
         """A source ended; the message says why where it failed."""

@@ -216,6 +216,7 @@ class SourceRun:
             return
         updated = updated_tokens(stepped.record, prepared.frame)
         classes, last = out.subject.classes, self._waiting[-1].picture
+        out.observer.saw(row, last, stepped, updated)
         shown: Tensor | None = None
         if out.settings.video:
             for taken in self._waiting:
