@@ -30,7 +30,7 @@ def main() -> None:
         # From another folder, where nothing of the checkout can be imported.
         run(python, "-I", ROOT / "tests" / "smoke.py", cwd=folder)
         if options.demo:
-            run(python.with_name("eventful"), "demo", "--frames", "6", "--size", "96", cwd=folder)
+            run(python.with_name("eventful"), "demo", "--frames", "6", cwd=folder)
     print(f"{wheel} works in a new environment")
 
 

@@ -139,7 +139,8 @@ def test_a_call_without_its_extra_says_the_line(case, tmp_path, monkeypatch):
 
 
 COMMANDS = {
-    "demo": (["demo"], "timm"),
+    "demo": (["demo", "--out", "{folder}/demo"], "av"),
+    "demo, boxes": (["demo", "--out", "{folder}/demo"], "supervision"),
     "bench": (["bench", "--quick"], "timm"),
     "inspect timm": (["inspect", "timm:vit_tiny_patch16_224"], "timm"),
     "inspect hf": (["inspect", "hf:dinov2"], "transformers"),

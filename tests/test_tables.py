@@ -158,13 +158,16 @@ def test_calibration(printed) -> None:
 
 
 def test_demo(printed) -> None:
-    name = "timm:vit_small_patch14_reg4_dinov2.lvd142m"
-    row = demo.Row("fast (its own threshold)", "FollowScene", 1234.0, 4097, 0.01, 12.34, 0.045)
+    summary = {
+        "model": "timm:vit_small_patch14_reg4_dinov2.lvd142m", "frames": 12345, "updated": 0.1434,
+        "operations": 0.185, "ms": 12169.3, "dense_ms": 12308.5, "speedup": 12.821, "error": 0.1,
+        "accuracy": {"mAP50": {"eventful": 0.8231, "dense": 0.8334}}, "memory": 16_056_340_000,
+    }  # fmt: skip
     text = printed(
-        lambda: demo._show([row], name, 896, 60, None),
-        *("fast (its own threshold)", "1234 of 4097", "100.0x", "12.34x", "0.045"),
+        lambda: show(Console(), demo.table(summary)),
+        *("82.3%", "83.3%", "14.3%", "18.5%", "12308", "12169", "12.82x", "0.100", "16056.3"),
     )
-    assert all(word in text for word in ("tokens", "operations", "speed-up", "error"))
+    assert all(word in text for word in ("dense", "eventful", "operations", "memory"))
 
 
 def test_data(printed) -> None:

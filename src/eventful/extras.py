@@ -47,7 +47,7 @@ TABLE = (
         "timm",
         "timm models",
         {"timm": "timm"},
-        needed=("demo", "bench", "bench video", "calibrate"),
+        needed=("bench", "bench video", "calibrate"),
         used=("inspect timm:NAME", "visualize --model timm:NAME", "run timm:NAME"),
     ),
     Extra(
@@ -66,7 +66,10 @@ TABLE = (
         "video",
         "reading and writing videos and images",
         {"av": "av", "PIL": "pillow"},
-        needed=("run", "visualize", "bench video", "calibrate", "data export", "eventful.read"),
+        needed=(
+            *("run", "demo", "visualize", "bench video", "calibrate", "data export"),
+            "eventful.read",
+        ),
         used=("evaluate", "train", "data check"),
     ),
     Extra(
@@ -79,10 +82,7 @@ TABLE = (
         "plot",
         "plots and pictures of results",
         {"matplotlib": "matplotlib"},
-        needed=(
-            *("visualize", "calibrate --out", "bench video --out", "bench plot"),
-            "demo --picture",
-        ),
+        needed=("visualize", "calibrate --out", "bench video --out", "bench plot"),
         used=("evaluate", "reproduce"),
     ),
     Extra(
@@ -114,7 +114,7 @@ TABLE = (
         "annotate",
         "boxes and labels on the video of a run",
         {"supervision": "supervision"},
-        used=("run",),
+        needed=("run detector", "demo"),
     ),
     Extra("track", "tracks of detections", {"trackers": "trackers"}, needed=("run --track",)),
     Extra(

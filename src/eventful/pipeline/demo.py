@@ -18,6 +18,7 @@ from eventful.pipeline.predictions import Prediction
 from eventful.pipeline.settings import RunSettings
 from eventful.pipeline.stepping import Stepped
 from eventful.pipeline.stopping import Stop
+from eventful.surgery.libraries import load
 from eventful.video.sink import VideoSink
 
 VIDEO, PICTURE = "side-by-side.mp4", "side-by-side.png"
@@ -46,6 +47,7 @@ def show(
         settings: `compare` and `report` are on, `video` off.
         names: of the classes.
     """
+    load("av")  # before any work is done
     source, labels = clip()
     if video is None:
         video, settings = str(source), replace(settings, labels=labels)
