@@ -1,4 +1,4 @@
-"""Measure the presets and store the result with the machine and the commit it came from.
+"""Measure the demo and the presets, and store the results with machine and commit.
 
 A number in the README or the docs is generated from a file written here, never typed in.
 """
@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.presets import measure
 from eventful import files
+from eventful.pipeline.demo import PICTURE
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+KEPT = (
+    *("model", "frames", "updated", "operations", "ms", "dense_ms", "speedup", "error", "estimate"),
+    *("flushed", "stale", "accuracy", "memory", "settings", "versions"),
+)
 MODEL, SIZE = "timm:vit_small_patch16_224", 384
 BEGIN, END = "<!-- demo:begin -->\n", "<!-- demo:end -->"
 
@@ -39,9 +46,47 @@ def git(*arguments: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--frames", type=int, default=60)
-    frames = parser.parse_args().frames
+    parser.add_argument("--frames", type=int, default=60, help="of the presets")
+    parser.add_argument("--only", choices=("demo", "presets"), help="default: both")
+    given = parser.parse_args()
+    if given.only != "presets":
+        record_demo()
+    if given.only != "demo":
+        record_presets(given.frames)
 
+
+def record_demo() -> None:
+    """Store the summary and the picture of `eventful demo`, and put its table into the README."""
+    commit = git("rev-parse", "--short", "HEAD")
+    with tempfile.TemporaryDirectory() as folder:
+        summary = eventful("demo", "--out", folder)
+        shutil.copy(Path(folder) / PICTURE, ROOT / "docs" / "images" / "demo.png")
+    kept = {key: summary[key] for key in KEPT} | {"commit": commit}
+    files.write_json(RESULTS / "demo-detector.json", kept, indent=2)
+    scores = summary["accuracy"]["mAP50"]
+    versions = summary["versions"]
+    lines = [
+        "",
+        "| | dense | eventful |",
+        "|---|--:|--:|",
+        f"| mAP50 | {scores['dense']:.3f} | {scores['eventful']:.3f} |",
+        f"| operations of the blocks | 100 % | {100 * summary['operations']:.0f} % |",
+        f"| ms a frame, from pixels to boxes | {summary['dense_ms']:.0f} | {summary['ms']:.0f} |",
+        f"| speed | 1x | {summary['speedup']:.2f}x |",
+        f"| memory of the stream | 0 | {summary['memory'] / 1e6:.0f} MB |",
+        "",
+        f"*{summary['frames']} frames, both models on each in turn, medians; dense is eager with "
+        f"fused attention, fp32. {versions['device_name']}, {versions['threads']} threads, torch "
+        f"{versions['torch']}, commit {commit}: "
+        "[benchmarks/results/demo-detector.json](benchmarks/results/demo-detector.json).*",
+        "",
+    ]
+    put(lines, "<!-- detector:begin -->\n", "<!-- detector:end -->")
+    print("wrote the results, the picture and the table of the demo")
+
+
+def record_presets(frames: int) -> None:
+    """Store the comparison of presets, and put its table into the README."""
     # Read before the result is written, or the result itself would make the tree dirty.
     commit = {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     machine = eventful("doctor")
@@ -90,10 +135,15 @@ def render(record: dict[str, Any]) -> None:
         "[benchmarks/results/demo.json](benchmarks/results/demo.json), by `make bench`.*",
         "",
     ]
+    put(lines, BEGIN, END)
+
+
+def put(lines: list[str], begin: str, end: str) -> None:
+    """Put lines between two marks of the README."""
     readme = ROOT / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    readme.write_text(before + BEGIN + "\n".join(lines) + END + after)
+    before, _, rest = readme.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    readme.write_text(before + begin + "\n".join(lines) + end + after)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from eventful.paper.data.world import Film, camera_of
 from eventful.paper.evaluate import experiment as experiments
 from eventful.paper.evaluate.evaluation import Settings, evaluate
 from eventful.paper.evaluate.experiment import Experiment
-from eventful.paper.evaluate.report import Report
+from eventful.paper.evaluate.report import Row
 from eventful.paper.evaluate.variants import Variant
 from eventful.video.world import CLASSES, World
 
@@ -259,30 +259,43 @@ def test_clips_of_actions_run_without_tuned_weights(tmp_path: Path) -> None:
 # --- The shipped detector
 
 
-@pytest.fixture(scope="module")
-def slice_of_detection(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def measured(source: str, folder: Path) -> dict[str, Row]:
+    """Some rows of world-detection, of the shipped detector, by key."""
     made = experiments.load("world-detection")
     wanted = {"base-model", "paper-r64", "exact-r64", "default"}
     made = replace(made, variants=tuple(v for v in made.variants if v.key in wanted))
-    # Three cameras that move; errors build up over some frames.
-    source = "world:street?first=1&videos=3&frames=8&exposures=1"
-    folder = tmp_path_factory.mktemp("slice")
-    return evaluate(made, Settings(source, {"base": weights_of("detector")}, "test", out=folder))
+    given = {"base": weights_of("detector")}
+    return {
+        row.key: row for row in evaluate(made, Settings(source, given, "test", out=folder)).rows
+    }
 
 
-def test_the_detector_finds_objects(slice_of_detection: Report) -> None:
-    assert slice_of_detection.rows[0].fgfa_map50 >= 80
+@pytest.fixture(scope="module")
+def few_frames(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
+    """Every camera, six frames each: the default differs from dense by up to five points here."""
+    return measured("world:street?videos=5&frames=6&exposures=1", tmp_path_factory.mktemp("few"))
 
 
-def test_the_default_is_as_good_as_dense(slice_of_detection: Report) -> None:
-    rows = {row.key: row for row in slice_of_detection.rows}
-    assert rows["default"].fgfa_map50 >= rows["base-model"].fgfa_map50 - 3
-    assert rows["default"].operations < rows["base-model"].operations
+def test_the_detector_finds_objects(few_frames: dict[str, Row]) -> None:
+    assert few_frames["base-model"].fgfa_map50 >= 80
 
 
-def test_attention_on_the_buffers_is_better_than_the_paper_s(slice_of_detection: Report) -> None:
-    rows = {row.key: row for row in slice_of_detection.rows}
-    assert rows["paper-r64"].fgfa_map50 < rows["exact-r64"].fgfa_map50
+def test_the_default_is_nearly_as_good_as_dense(few_frames: dict[str, Row]) -> None:
+    assert few_frames["default"].fgfa_map50 >= few_frames["base-model"].fgfa_map50 - 5
+    assert few_frames["default"].operations < few_frames["base-model"].operations
+
+
+def test_attention_on_the_buffers_is_better_than_the_paper_s(few_frames: dict[str, Row]) -> None:
+    assert few_frames["paper-r64"].fgfa_map50 < few_frames["exact-r64"].fgfa_map50
+
+
+@pytest.mark.slow
+def test_the_same_on_more_frames(tmp_path: Path) -> None:
+    rows = measured("world:street?videos=5&frames=14&exposures=1", tmp_path)
+    scores = {key: row.fgfa_map50 for key, row in rows.items()}
+    assert scores["base-model"] >= 80
+    assert scores["default"] >= scores["base-model"] - 3
+    assert scores["paper-r64"] < scores["exact-r64"]
 
 
 # --- The page
