@@ -8,10 +8,9 @@ import torch
 
 pytest.importorskip("PIL")
 
-from PIL import Image
 
 from eventful.errors import ConfigError
-from eventful.pipeline.panels import Found, Panels, PanelStep, good_step, write_summary
+from eventful.pipeline.panels import Found, Panels, PanelStep
 from eventful.pipeline.pictures import AMBER, PALETTE, draw_boxes, show_updated
 from eventful.pipeline.running_plot import LEFT, RunningPlot, round_up
 
@@ -164,14 +163,6 @@ class TestPanels:
         assert not torch.equal(pictures[0][:, 300:], pictures[1][:, 300:])
         assert not torch.equal(pictures[1][:, 300:], pictures[2][:, 300:])
 
-    def test_noted_steps_are_in_the_plots(self):
-        steps = [step(0.1 * n, 5.0 + n, dense_ms=20.0) for n in range(6)]
-        shown, noted = Panels(frames=6), Panels(frames=6)
-        for one in steps[:-1]:
-            shown.add(one)
-            noted.note(one)
-        assert torch.equal(shown.add(steps[-1]), noted.add(steps[-1]))
-
     def test_a_narrow_video_is_refused(self):
         with pytest.raises(ConfigError, match="640"):
             Panels(width=320)
@@ -228,28 +219,3 @@ class TestRunningPlot:
     )
     def test_round_up(self, value, rounded):
         assert round_up(value) == pytest.approx(rounded)
-
-
-class TestSummary:
-    def test_a_good_step_has_boxes_and_is_no_flush(self):
-        box, mask = found((40.0, 30.0, 90.0, 70.0)), torch.ones(3, 4)
-        both = {"dense": box, "eventful": box, "updated": mask}
-        steps = [step(), step(**both), step(**both, flushed=True), step(updated=mask)]
-        assert good_step(steps) == 1
-        with pytest.raises(ConfigError, match="no step"):
-            good_step([])
-
-    def test_the_png_is_that_of_the_step(self, tmp_path):
-        steps = [step(0.1 * n, 5.0 + n, dense_ms=20.0, updated=torch.eye(4)) for n in range(5)]
-        path = tmp_path / "made" / "summary.png"
-        write_summary(path, steps, index=3)
-        panels = Panels(frames=4)
-        for one in steps[:3]:
-            panels.note(one)
-        wanted = panels.add(steps[3])
-        with Image.open(path) as picture:
-            assert picture.format == "PNG"
-            pixels = torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1)
-        assert pixels.shape == wanted.shape
-        assert (pixels.float() - wanted.float()).abs().mean() < 3
-        assert [p.name for p in path.parent.iterdir()] == ["summary.png"]

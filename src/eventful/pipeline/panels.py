@@ -14,12 +14,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from eventful import files
 from eventful.errors import ConfigError
 from eventful.pipeline.pictures import (
     AMBER,
@@ -36,7 +34,7 @@ from eventful.surgery.libraries import load
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Found", "PanelStep", "Panels", "draw_boxes", "good_step", "write_summary"]
+__all__ = ["Found", "PanelStep", "Panels", "draw_boxes"]
 
 GROUND, INK, FAINT = "#14161c", "#eceef4", "#9aa0b0"
 BLUE, GREY = "#5aa9e6", "#b4b8c4"
@@ -112,15 +110,6 @@ class Panels:
         self._ms: list[float] = []
         self._both: list[tuple[float, float]] = []
 
-    def note(self, step: PanelStep) -> None:
-        """Take the numbers of a step into the plots without making its picture."""
-        self._shares.append(step.share)
-        self._ms.append(step.ms)
-        if step.dense_ms is not None:
-            self._both.append((step.dense_ms, step.ms))
-        self._tokens.add((100 * step.share,))
-        self._times.add((step.ms, step.dense_ms))
-
     def add(self, step: PanelStep) -> Tensor:
         """Take a step into the plots, and make its picture: (3, height, width) bytes, even sizes.
 
@@ -128,7 +117,7 @@ class Panels:
             ConfigError: The frame or the mask has another form than described in `PanelStep`.
         """
         small = self._resized(to_image(step.frame))
-        self.note(step)
+        self._note(step)
         top = MARGIN + CAPTION
         height = top + small.height + MARGIN + CAPTION + PLOT + MARGIN
         canvas: Image = load("PIL.Image").new("RGB", (self.width, height + height % 2), GROUND)
@@ -147,6 +136,15 @@ class Panels:
         below = top + small.height + MARGIN
         self._draw_plots(canvas, below)
         return from_image(canvas)
+
+    def _note(self, step: PanelStep) -> None:
+        """Take the numbers of a step into the plots."""
+        self._shares.append(step.share)
+        self._ms.append(step.ms)
+        if step.dense_ms is not None:
+            self._both.append((step.dense_ms, step.ms))
+        self._tokens.add((100 * step.share,))
+        self._times.add((step.ms, step.dense_ms))
 
     def _draw_plots(self, canvas: Image, top: int) -> None:
         right = self.width - MARGIN - self._times.size[0]
@@ -199,49 +197,3 @@ def _caption(canvas: Image, place: tuple[int, int], *parts: tuple[str, str]) -> 
 
 def _ms(value: float) -> str:
     return f"{value:,.0f} ms" if value >= 10 else f"{value:.2g} ms"
-
-
-def good_step(steps: Sequence[PanelStep]) -> int:
-    """The place of a step that shows well what a run does.
-
-    Not a flush, with many boxes of both models, and late, so that the plots are filled.
-    """
-    if not steps:
-        raise ConfigError("There is no step to show: give at least one.")
-
-    found = [_boxes(step) for step in steps]
-
-    def worth(place: int) -> tuple[bool, bool, float]:
-        step = steps[place]
-        some = found[place] / max(max(found), 1)
-        return not step.flushed, step.updated is not None, some + 0.5 * place / len(steps)
-
-    return max(range(len(steps)), key=worth)
-
-
-def _boxes(step: PanelStep) -> int:
-    return sum(len(part.boxes) for part in (step.dense, step.eventful) if part is not None)
-
-
-def write_summary(
-    path: Path,
-    steps: Sequence[PanelStep],
-    names: Sequence[str] = (),
-    *,
-    index: int | None = None,
-    width: int = 1280,
-) -> None:
-    """Write the panels of one step, with the plots up to it, as a PNG for a README.
-
-    Args:
-        index: place of the step in `steps`; None for a good one (`good_step`).
-    """
-    chosen = good_step(steps) if index is None else index
-    panels = Panels(names, frames=chosen + 1, width=width)
-    for step in steps[:chosen]:
-        panels.note(step)
-    picture = to_image(panels.add(steps[chosen]))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with files.replacing(path) as partial:
-        # 256 colours take a third of the bytes, and the difference is hard to see.
-        picture.quantize(256).save(partial, format="PNG", optimize=True)
