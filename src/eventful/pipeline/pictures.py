@@ -13,6 +13,7 @@ from torch import Tensor
 
 from eventful.errors import ConfigError
 from eventful.surgery.libraries import load
+from eventful.video.scene import PALETTE
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -22,11 +23,6 @@ Rect = tuple[float, float, float, float]
 AMBER = (255, 191, 26)
 DIM = 0.45  # brightness of tokens that were not updated
 # Light enough for dark text on them; neighbours differ in hue.
-PALETTE = (
-    "#ff7b72", "#5eb3f7", "#5fd38a", "#ffd43b", "#d08bf5", "#ff9f4a", "#3ccfcf", "#f58bb8",
-    "#b5d84c", "#8fa4ff", "#e0b07a", "#7fe0c3", "#ff8f9f", "#c9c94a", "#a7c7e7", "#e59bff",
-    "#8fd460", "#ffb3a0", "#63c5ea", "#d7b9ff",
-)  # fmt: skip
 _TEXT = "#12141a"
 
 

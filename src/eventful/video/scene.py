@@ -20,8 +20,9 @@ from eventful.video.overlay import UpdateView, heat_picture, image, mask_picture
 GROUND, INK, FAINT, AMBER, BLUE = "#14161c", "#eceef4", "#8b90a0", "#ffbf1a", "#5aa9e6"
 MARGIN, CAPTION, STRIP = 16, 26, 96
 PALETTE = (
-    "#ff6b6b", "#4dabf7", "#51cf66", "#ffd43b", "#cc5de8", "#ff922b", "#22b8cf", "#f06595",
-    "#a9e34b", "#9775fa", "#e8c39e", "#63e6be", "#fcc2d7", "#c5d0e6", "#d6336c", "#fff3bf",
+    "#ff7b72", "#5eb3f7", "#5fd38a", "#ffd43b", "#d08bf5", "#ff9f4a", "#3ccfcf", "#f58bb8",
+    "#b5d84c", "#8fa4ff", "#e0b07a", "#7fe0c3", "#ff8f9f", "#c9c94a", "#a7c7e7", "#e59bff",
+    "#8fd460", "#ffb3a0", "#63c5ea", "#d7b9ff",
 )  # fmt: skip
 
 
