@@ -33,6 +33,9 @@ class Observer:
     def stepped(self, row: FrameRow, frames: int) -> None:
         """A step was done, with so many frames."""
 
+    def noted(self, source: str, message: str) -> None:
+        """Something that the user should know, which does not end the source."""
+
     def ended(self, source: str, status: str, message: str) -> None:
         """A source ended; the message says why where it failed."""
 
