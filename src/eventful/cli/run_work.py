@@ -91,7 +91,7 @@ def _show(result: RunResult) -> None:
     for reason, count in summary["lost"].items():
         print(f"{count} frames {reason}")
     if summary["losses"]:
-        print(f"live sources were lost and tried again {summary['losses']} times")
+        print(f"losses of live sources: {summary['losses']}")
     for path in _files(result):
         print(path)
 
