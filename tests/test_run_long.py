@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -71,7 +72,7 @@ def lines(folder: Path) -> list[dict]:
 
 
 class Camera:
-    """A decoder that gives pictures of one size, then fails, or ends; perhaps it waits for long."""
+    """A decoder that gives pictures of one size, then fails, or ends; perhaps it waits for a gate."""
 
     rate, length, live, damaged = 25.0, None, True, 0
 
@@ -82,15 +83,17 @@ class Camera:
         *,
         size: tuple[int, int] = (40, 60),
         times: list[float] | None = None,
-        wait: float = 0.0,
+        gate: threading.Event | None = None,
     ) -> None:
-        self.count, self.error, self.times, self.wait = count, error, times, wait
+        self.count, self.error, self.times, self.gate = count, error, times, gate
+        self.opened = False
         self.pixels = videos.texture(*size, seed=1)
 
     def pictures(self) -> Iterator[Picture]:
         height, width = self.pixels.shape[:2]
+        if self.gate is not None:
+            self.opened = self.gate.wait(5.0)
         for place in range(self.count):
-            time.sleep(self.wait)
             stamp = None if self.times is None else self.times[place]
             yield Picture(height, width, stamp, True, lambda h, w: resized(self.pixels, h, w))
         if self.error is not None:
@@ -196,19 +199,21 @@ def test_a_clip_does_not_mix_frames_from_before_and_after_a_loss(script, tmp_pat
 
 
 def test_a_camera_that_is_gone_does_not_hold_up_the_others(detector, script, tmp_path) -> None:
-    script["camera:0"] = [Camera(2, wait=0.01), Camera(9, wait=0.5)]
-    script["camera:1"] = [Camera(99, wait=0.01)]
-    seen: list[tuple[str, float]] = []
+    gate = threading.Event()
+    silent = Camera(9, gate=gate)
+    script["camera:0"] = [Camera(2), silent]
+    script["camera:1"] = [Camera(99)]
 
     class Watch(Observer):
-        def stepped(self, row: FrameRow, frames: int) -> None:
-            seen.append((row.source, time.monotonic()))
+        def ended(self, source: str, status: str, message: str) -> None:
+            if source == "camera:1":
+                gate.set()
 
-    settings = replace(PLAIN, out=tmp_path / "run", frames=10)
-    result = run(detector, ["camera:0", "camera:1"], replace(settings, frames=3), observer=Watch())
+    settings = replace(PLAIN, out=tmp_path / "run", frames=6)
+    result = run(detector, ["camera:0", "camera:1"], settings, observer=Watch())
     assert result.status == "complete"
-    ends = {source: moment for source, moment in seen}
-    assert ends["camera:1"] < ends["camera:0"] - 0.2
+    assert silent.opened  # by the end of the other one, and not by its own patience
+    assert [row["source"] for row in table(settings.out)][-4:] == ["camera:0"] * 4
 
 
 def test_one_live_source_fails_by_name_and_the_others_go_on(
