@@ -72,7 +72,7 @@ def lines(folder: Path) -> list[dict]:
 
 
 class Camera:
-    """A decoder that gives pictures of one size, then fails, or ends; perhaps it waits for a gate."""
+    """A decoder of pictures of one size, which then fails or ends; it may wait for a gate first."""
 
     rate, length, live, damaged = 25.0, None, True, 0
 
