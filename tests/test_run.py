@@ -607,6 +607,8 @@ def test_live_sources_take_turns_and_one_that_fails_leaves_the_others() -> None:
     done: list[str] = []
 
     class Fake:
+        waits = False
+
         def __init__(self, name: str, steps: int, error: Exception | None = None) -> None:
             self.name, self.left, self.error, self.ended = name, steps, error, ""
 
@@ -622,10 +624,10 @@ def test_live_sources_take_turns_and_one_that_fails_leaves_the_others() -> None:
 
     runs = [Fake("a", 2), Fake("b", 1, ValueError("odd")), Fake("c", 3)]
     runs[1].left = 0
-    loop._drive(runs)
+    loop._drive(runs, Stop())
     assert done == ["a", "c", "a", "c", "c"]
     assert [each.ended for each in runs] == ["complete", "failed ValueError: odd", "complete"]
     runs = [Fake("a", 9), Fake("b", 0, StopRequested())]
     with pytest.raises(StopRequested):
-        loop._drive(runs)
+        loop._drive(runs, Stop())
     assert [each.ended for each in runs] == ["interrupted", "interrupted"]

@@ -96,6 +96,10 @@ class LineProgress(Observer):
         if source in self._meters:
             _say(f"{source}: {self._meters[source]}, {status}")
 
+    def noted(self, source: str, message: str) -> None:
+        """See `Observer`."""
+        _say(f"{source} {message}")
+
 
 class BarProgress(Observer):
     """A bar for each source."""
@@ -123,6 +127,10 @@ class BarProgress(Observer):
             about = f"{self._meters[source]}, {status}"
             self._bars.update(self._tasks[source], about=about)
             self._bars.stop_task(self._tasks[source])
+
+    def noted(self, source: str, message: str) -> None:
+        """See `Observer`."""
+        self._bars.console.print(f"{source} {message}", markup=False, highlight=False)
 
 
 def _bars() -> Any:

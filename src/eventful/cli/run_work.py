@@ -90,6 +90,8 @@ def _show(result: RunResult) -> None:
         print(f"{name} on {summary['scored_frames']} frames: {shown}")
     for reason, count in summary["lost"].items():
         print(f"{count} frames {reason}")
+    if summary["losses"]:
+        print(f"losses of live sources: {summary['losses']}")
     for path in _files(result):
         print(path)
 

@@ -80,6 +80,10 @@ class Filmed(Observer):
         """See `Observer`."""
         self._other.stepped(row, frames)
 
+    def noted(self, source: str, message: str) -> None:
+        """See `Observer`."""
+        self._other.noted(source, message)
+
     def ended(self, source: str, status: str, message: str) -> None:
         """See `Observer`."""
         self._other.ended(source, status, message)

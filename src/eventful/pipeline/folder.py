@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from eventful import files
-from eventful.errors import ConfigError, RunError
+from eventful.errors import ConfigError, RunError, SnapshotError
 from eventful.pipeline.results import LINES, PARTS
 from eventful.pipeline.settings import RunSettings
 
@@ -115,6 +117,23 @@ class RunFolder:
             (self.path / Path(name).name).unlink(missing_ok=True)
         for name in (*PARTS.values(), STATE):
             shutil.rmtree(self.path / name, ignore_errors=True)
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Tensors that were kept for `--resume`; none if there is no such file.
+
+    Raises:
+        SnapshotError: The file is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return load(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, SafetensorError) as error:
+        raise SnapshotError(f"{path} cannot be read: {error}.") from None
 
 
 def as_json(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FrameRow:
     """One frame of one source.
 
@@ -60,6 +60,24 @@ class Still:
 
 
 @dataclass(frozen=True)
+class Totals:
+    """Sums over all frames of a source, where the rows are only some of them.
+
+    Attributes:
+        steps: of the model, one row each. A step of a model of clips has several frames.
+        saved: operations of the whole model divided by those that were done.
+        share: of the tokens, how many were computed.
+    """
+
+    steps: int
+    frames: int
+    flushed: int
+    stale: int
+    saved: float | None
+    share: float | None
+
+
+@dataclass(frozen=True)
 class RunFacts:
     """A run as a whole.
 
@@ -69,6 +87,7 @@ class RunFacts:
         lost: frames that were damaged, dropped or skipped, by reason.
         memory: bytes that the streams keep.
         versions: of the package, torch, Python and the device's name.
+        totals: by source, and of all of them under `""`; what is not there is taken of the rows.
     """
 
     model: str
@@ -78,3 +97,4 @@ class RunFacts:
     lost: Mapping[str, int] = field(default_factory=dict)
     memory: int = 0
     versions: Mapping[str, Any] = field(default_factory=dict)
+    totals: Mapping[str, Totals] = field(default_factory=dict)

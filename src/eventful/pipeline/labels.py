@@ -22,7 +22,10 @@ class LabelledFootage(Footage):
 
     def frames(self, after: int = -1) -> Iterator[Taken]:
         """See `Footage`; a frame behind the last annotated one has no truth."""
-        for taken in self._footage.frames(after):
+        return self._with_truth(self._footage.frames(after))
+
+    def _with_truth(self, frames: Iterator[Taken]) -> Iterator[Taken]:
+        for taken in frames:
             known = taken.index < len(self._boxes)
             yield replace(taken, truth=tuple(self._boxes[taken.index]) if known else None)
 
@@ -35,6 +38,16 @@ class LabelledFootage(Footage):
     def dropped(self) -> int:
         """See `Footage`."""
         return self._footage.dropped
+
+    @property
+    def lost(self) -> int:
+        """See `Footage`."""
+        return self._footage.lost
+
+    @property
+    def ready(self) -> bool:
+        """See `Footage`."""
+        return self._footage.ready
 
     def close(self) -> None:
         """See `Footage`."""

@@ -43,6 +43,8 @@ from eventful.pipeline.subject import Subject, open_subject
 from eventful.surgery.inspection import inspect
 from eventful.surgery.libraries import load
 
+_POLL = 0.005  # seconds between two looks at live sources of which none has a frame
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -162,7 +164,8 @@ def _begin(
     )
     out.about = {source.name: folder.about(source.name) for source in names}
     for about in out.about.values():
-        about.pop("error", None)
+        for old in ("error", "notes"):
+            about.pop(old, None)
         about.setdefault("status", WAITING)
     folder.write(_summary(out, RUNNING))
     return out
@@ -172,18 +175,25 @@ def _run_all(out: Outputs, names: Sequence[SourceName]) -> None:
     """Files one after the other, then what is live in turns."""
     for source in names:
         if not source.live:
-            _drive([SourceRun(out, source)])
-    _drive([SourceRun(out, source) for source in names if source.live])
+            _drive([SourceRun(out, source)], out.stop)
+    _drive([SourceRun(out, source) for source in names if source.live], out.stop)
 
 
-def _drive(runs: list[SourceRun]) -> None:
-    """Step some sources in turns until all have ended; one that fails does not end the others."""
+def _drive(runs: list[SourceRun], stop: Stop) -> None:
+    """Step some sources in turns until all have ended; one that fails does not end the others.
+
+    One that has no frame yet, such as a lost camera, does not hold up the others.
+    """
     going = list(runs)
     try:
         while going:
-            for source in list(going):
+            due = [source for source in going if len(going) == 1 or not source.waits]
+            for source in due:
                 if not _guarded(source):
                     going.remove(source)
+            if not due:
+                with stop.waiting():
+                    time.sleep(_POLL)
     except BaseException:
         for source in going:
             source.end(INTERRUPTED)
@@ -219,6 +229,7 @@ def _summary(out: Outputs, status: str) -> dict[str, Any]:
         "accuracy": accuracy,
         "scored_frames": out.scores.frames if accuracy else 0,
         "lost": _lost(out),
+        "losses": sum(about.get("losses", 0) for about in out.about.values()),
         "memory": sum(out.memory.values()),
         "sources": out.about,
         "results": out.results.path.name,
@@ -247,6 +258,7 @@ def _report(out: Outputs, names: Sequence[SourceName], summary: dict[str, Any]) 
         lost=summary["lost"],
         memory=summary["memory"],
         versions=summary["versions"],
+        totals=out.history.totals(out.subject.step_frames),
     )
     path = out.folder.path / folders.REPORT
     write_report(path, facts, out.history.rows, out.stills.chosen())

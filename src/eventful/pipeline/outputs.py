@@ -46,6 +46,9 @@ class Observer:
             updated: (h, w) which tokens were computed.
         """
 
+    def noted(self, source: str, message: str) -> None:
+        """Something that the user should know, which does not end the source."""
+
     def ended(self, source: str, status: str, message: str) -> None:
         """A source ended; the message says why where it failed."""
 

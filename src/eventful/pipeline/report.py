@@ -41,7 +41,8 @@ def write_report(
     for row in rows:
         by_source.setdefault(row.source, []).append(row)
     named = [(label(source), its_rows) for source, its_rows in by_source.items()]
-    numbers = Numbers.of(rows)
+    totals = {label(source): facts.totals.get(source) for source in by_source}
+    numbers = Numbers.of(rows).with_totals(facts.totals.get(""))
     body = el(
         "body",
         _header(facts, [name for name, _ in named]),
@@ -49,8 +50,8 @@ def write_report(
             "main",
             _key_numbers(facts, numbers, len(named)),
             stills_section(stills, label),
-            sources_section(named),
-            time_section(named),
+            sources_section(named, totals),
+            time_section(named, totals),
             _tables(facts),
         ),
         el("footer", el("p", "Operations are multiply-adds of the transformer's blocks; the "

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from eventful.pipeline.history import FrameRow
+from eventful.pipeline.history import FrameRow, Totals
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,19 @@ class Numbers:
     flushed: int
     compared: int
     found: float | None
+
+    def with_totals(self, totals: Totals | None) -> Numbers:
+        """The same with sums over all frames, where the rows are only some of them."""
+        if totals is None:
+            return self
+        return replace(
+            self,
+            frames=totals.frames,
+            saved=totals.saved,
+            share=totals.share,
+            stale=totals.stale,
+            flushed=totals.flushed,
+        )
 
     @classmethod
     def of(cls, rows: Sequence[FrameRow]) -> Numbers:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from eventful.pipeline.history import FrameRow
+from eventful.pipeline.history import FrameRow, Totals
 from eventful.pipeline.report_charts import Chart, Line, Marks, axis_top, chart_of
 from eventful.pipeline.report_elements import Element, el
 from eventful.pipeline.report_numbers import Numbers, counted, factor, percent, plain
@@ -17,21 +17,25 @@ LEAST_COLUMNS = 60
 MOST_SOURCES = 32  # with charts of their own
 
 Named = Sequence[tuple[str, Sequence[FrameRow]]]
+ByName = Mapping[str, Totals | None]
 
 
-def sources_section(named: Named) -> Element | None:
+def sources_section(named: Named, totals: ByName) -> Element | None:
     """A table that compares the sources; None for one source."""
     if len(named) < 2:
         return None
     return el(
         "section",
         el("h2", "Sources", id="sources"),
-        _table("source", [(name, Numbers.of(rows)) for name, rows in named]),
+        _table(
+            "source",
+            [(name, Numbers.of(rows).with_totals(totals.get(name))) for name, rows in named],
+        ),
         aria_labelledby="sources",
     )
 
 
-def time_section(named: Named) -> Element | None:
+def time_section(named: Named, totals: ByName) -> Element | None:
     """The charts of every source; None where there are no frames."""
     filled = [(name, rows) for name, rows in named if rows]
     if not filled:
@@ -66,7 +70,16 @@ def time_section(named: Named) -> Element | None:
         if left_out
         else None,
         chooser,
-        *(_source(name, rows, tops, columns, many=len(drawn) > 1) for name, rows in drawn),
+        *(
+            _source(
+                el("h3", el("bdi", name)) if len(drawn) > 1 else None,
+                rows,
+                totals.get(name),
+                tops,
+                columns,
+            )
+            for name, rows in drawn
+        ),
         aria_labelledby="time",
     )
 
@@ -97,7 +110,11 @@ def _share(row: FrameRow) -> float | None:
 
 
 def _source(
-    name: str, rows: Sequence[FrameRow], tops: _Tops, columns: int, *, many: bool
+    heading: Element | None,
+    rows: Sequence[FrameRow],
+    totals: Totals | None,
+    tops: _Tops,
+    columns: int,
 ) -> Element:
     indices = [row.index for row in rows]
     increasing = all(a < b for a, b in pairwise(indices))
@@ -105,8 +122,9 @@ def _source(
     charts = [chart_of(chart) for chart in _charts(rows, tops, places, columns)]
     seconds = [row.seconds for row in rows if row.seconds is not None]
     span = f", {seconds[0]:,.1f} s to {seconds[-1]:,.1f} s" if len(seconds) > 1 else ""
-    heading = el("h3", el("bdi", name)) if many else None
     about = f"Frames {places[0]:,} to {places[-1]:,}{span}." if len(rows) > 1 else "One frame."
+    if totals is not None and totals.steps > len(rows):
+        about += f" The charts and the table show {len(rows):,} of {totals.steps:,} steps."
     return el(
         "div",
         heading,

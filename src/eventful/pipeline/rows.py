@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from eventful import files
 from eventful.errors import RunError
-from eventful.pipeline.history import FrameRow
+from eventful.pipeline.history import FrameRow, Totals
 
 COLUMNS = tuple(f.name for f in fields(FrameRow))
 KEPT = 20_000  # rows in memory, whatever the length of the run
@@ -19,10 +19,10 @@ KEPT = 20_000  # rows in memory, whatever the length of the run
 
 @dataclass
 class History:
-    """Sums over all rows, and every so many-th row: a run may last for weeks.
+    """Sums over all rows, and every so many-th row of each source: a run may last for weeks.
 
     Attributes:
-        rows: some of the rows, evenly spread.
+        rows: some of the rows, of each source evenly spread.
         last: number of the last frame of each source; `counts` how many rows it has.
     """
 
@@ -31,32 +31,59 @@ class History:
     counts: dict[str, int] = field(default_factory=dict)
     count: int = 0
     _step: int = 1
-    _sums: dict[str, float] = field(default_factory=dict)
+    _sums: dict[str, dict[str, float]] = field(default_factory=dict)  # by source and column
     _known: dict[str, int] = field(default_factory=dict)
 
     def add(self, row: FrameRow) -> None:
         """One more row."""
-        if self.count % self._step == 0:
+        place = self.counts.get(row.source, 0)
+        if place % self._step == 0:
             self.rows.append(row)
             if len(self.rows) > KEPT:
-                del self.rows[1::2]
+                self.rows = _every_other(self.rows)
                 self._step *= 2
         self.count += 1
         self.last[row.source] = row.index
-        self.counts[row.source] = self.counts.get(row.source, 0) + 1
-        for name, value in asdict(row).items():
+        self.counts[row.source] = place + 1
+        sums = self._sums.setdefault(row.source, {})
+        for name in COLUMNS:
+            value = getattr(row, name)
             if isinstance(value, bool | int | float):
-                self._sums[name] = self._sums.get(name, 0.0) + value
+                sums[name] = sums.get(name, 0.0) + value
                 self._known[name] = self._known.get(name, 0) + 1
 
-    def total(self, name: str) -> float:
-        """The sum of a column."""
-        return self._sums.get(name, 0.0)
+    def total(self, name: str, source: str | None = None) -> float:
+        """The sum of a column, of one source or of all."""
+        if source is not None:
+            return self._sums.get(source, {}).get(name, 0.0)
+        return sum(sums.get(name, 0.0) for sums in self._sums.values())
+
+    def totals(self, step_frames: int = 1) -> dict[str, Totals]:
+        """Sums by source, and of all of them under `""`, for the report.
+
+        Args:
+            step_frames: frames of one row.
+        """
+        return {
+            "": self._totals(None, self.count, step_frames),
+            **{name: self._totals(name, n, step_frames) for name, n in self.counts.items()},
+        }
+
+    def _totals(self, source: str | None, steps: int, step_frames: int) -> Totals:
+        done, tokens = self.total("operations", source), self.total("tokens", source)
+        return Totals(
+            steps,
+            steps * step_frames,
+            int(self.total("flushed", source)),
+            int(self.total("stale", source)),
+            self.total("dense_operations", source) / done if done else None,
+            self.total("updated", source) / tokens if tokens else None,
+        )
 
     def mean(self, name: str) -> float | None:
         """The mean of a column over the rows that have it; None where none has."""
         count = self._known.get(name, 0)
-        return self._sums[name] / count if count else None
+        return self.total(name) / count if count else None
 
     def median(self, name: str) -> float | None:
         """The median of a column over the rows that are kept."""
@@ -80,6 +107,17 @@ class History:
             "stale": int(self.total("stale")),
             "found": int(self.total("found")) if "found" in self._known else None,
         }
+
+
+def _every_other(rows: list[FrameRow]) -> list[FrameRow]:
+    """Every other row of each source: rows of sources that take turns alternate."""
+    kept, seen = [], dict[str, int]()
+    for row in rows:
+        place = seen.get(row.source, 0)
+        seen[row.source] = place + 1
+        if place % 2 == 0:
+            kept.append(row)
+    return kept
 
 
 class RowFile:

@@ -14,6 +14,7 @@ from eventful.models.vitdet.frames import Detections
 from eventful.paper.data.records import Box
 from eventful.paper.evaluate.detection import FrameLog, found_in, truth_in
 from eventful.paper.evaluate.metrics import fgfa_map50
+from eventful.pipeline.folder import read_state
 from eventful.pipeline.predictions import Prediction
 from eventful.pipeline.sources import Footage, Taken
 
@@ -91,12 +92,12 @@ class Scores:
             files.write_bytes(path, save({k: v.contiguous() for k, v in tensors.items()}))
 
     def restore(self, source: str, path: Path) -> None:
-        """Go on with what `save` wrote."""
-        if not path.is_file():
-            return
-        from safetensors.torch import load
+        """Go on with what `save` wrote.
 
-        tensors = load(path.read_bytes())
+        Raises:
+            SnapshotError: The file is damaged.
+        """
+        tensors = read_state(path)
         for side in self.sides:
             own = _of(tensors, side)
             if "right" in own:

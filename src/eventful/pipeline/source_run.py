@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
+from eventful.errors import SnapshotError
 from eventful.pipeline.annotate import draw, updated_tokens, with_text
 from eventful.pipeline.history import FrameRow, Still
 from eventful.pipeline.labels import labelled
@@ -34,29 +35,36 @@ class SourceRun:
         self._tracks: Tracks | None = None
         self._sink: VideoSink | None = None
         self._size: tuple[int, int] | None = None  # of the video
+        self._picture: tuple[int, int] | None = None  # height and width of the last frame
+        self._lost = False  # the source was lost since the last frame that was used
         self._waiting: list[Taken] = []  # frames of a step that is not whole yet
         self._after = out.history.last.get(source.name, -1)
         self._live, self._seen = False, 0
         self._shift = 0  # of frame numbers of a live source that is resumed
         self._done = 0  # frames used, those before included
 
+    @property
+    def waits(self) -> bool:
+        """Whether a step would have to wait for a frame."""
+        return self._footage is not None and not self._footage.ready
+
     def step(self) -> bool:
-        """Take the frames of one step through the model; False if there are none."""
+        """Take one frame, and if it completes a step, run the model; False at the end."""
         if self._footage is None and not self._open():
             return False
         taken = self._next()
         if taken is None:
             return False
+        self._lost |= taken.resumed  # even if this frame is left out
+        if self._left_out(taken):
+            return True
+        stepper = self._stepper_for(taken)
         self._waiting.append(taken)
-        if self._stepper is None:
-            self._stepper = self._begin(taken)
-        elif taken.resumed:
-            self._stepper.flush()
-        if len(self._waiting) < self._stepper.ready.step_frames:
+        if len(self._waiting) < stepper.ready.step_frames:
             return True
         pictures = [each.picture for each in self._waiting]
-        prepared = self._stepper.ready.prepare(pictures)
-        stepped = self._stepper.step(prepared)
+        prepared = stepper.ready.prepare(pictures)
+        stepped = stepper.step(prepared)
         self._write(taken, prepared, stepped)
         self._done += len(pictures)
         self._waiting = []
@@ -80,9 +88,10 @@ class SourceRun:
         if self._footage is None:
             return
         # A live source that is resumed has lost frames before.
-        before = self._about.get("dropped", 0) if self._shift else 0
+        before = self._about if self._shift else {}
         self._about["damaged"] = self._footage.damaged
-        self._about["dropped"] = self._footage.dropped + before
+        self._about["dropped"] = self._footage.dropped + before.get("dropped", 0)
+        self._about["losses"] = self._footage.lost + before.get("losses", 0)
         self._footage.close()
 
     def _close_video(self) -> None:
@@ -98,6 +107,7 @@ class SourceRun:
             about.pop("saved", None)
             if about["status"] != FAILED and self._stepper.save(self._state("stream")):
                 about["saved"] = out.history.last.get(self._source.name, -1)
+                about["size"] = list(self._picture or ())
             out.scores.save(self._source.name, self._state("scores"))
             self._stepper.close()
 
@@ -134,36 +144,89 @@ class SourceRun:
         return every if settings.frames is None else min(every, settings.frames)
 
     def _next(self) -> Taken | None:
-        """The next frame to use; None at the end, or if there were enough."""
+        """The next frame; None at the end, or if there were enough."""
         settings, stop = self._out.settings, self._out.stop
         left = None if settings.frames is None else settings.frames - self._done
         if left is not None and len(self._waiting) >= left:
             return None
-        while True:
-            with stop.waiting():
-                taken = next(self._frames, None)
-            if taken is None:
-                self._about["whole"] = True
-                return None
-            # A live source leaves out numbers where frames were dropped.
-            place, self._seen = self._seen, self._seen + 1
-            if (place if self._live else taken.index) % settings.every == 0:
-                return replace(taken, index=taken.index + self._shift)
+        with stop.waiting():
+            taken = next(self._frames, None)
+        if taken is None:
+            self._about["whole"] = True
+            return None
+        return replace(taken, index=taken.index + self._shift)
 
-    def _begin(self, taken: Taken) -> Stepper:
-        """The model for frames of this size, with what it remembers of the run before."""
-        out, about = self._out, self._about
-        settings = out.settings
-        assert self._footage is not None
-        ready = out.subject.at(int(taken.picture.shape[1]), int(taken.picture.shape[2]))
-        stepper = Stepper(ready, settings, maps=settings.video or settings.report)
+    def _left_out(self, taken: Taken) -> bool:
+        """Whether a frame is one of those between every so many-th."""
+        # A live source leaves out numbers where frames were dropped.
+        place, self._seen = self._seen, self._seen + 1
+        return (place if self._live else taken.index) % self._out.settings.every != 0
+
+    def _stepper_for(self, taken: Taken) -> Stepper:
+        """The model for a frame, made at the first one; it forgets what is out of date."""
+        size = (int(taken.picture.shape[1]), int(taken.picture.shape[2]))
+        if self._stepper is None:
+            self._stepper = self._begin(size)
+        elif size != self._picture:
+            self._resize(self._stepper, size)
+        if self._lost:
+            self._stepper.restart()
+            self._follow_anew()
+            self._waiting = []  # a step has frames from before the loss, or from after it
+        self._picture, self._lost = size, False
+        return self._stepper
+
+    def _begin(self, size: tuple[int, int]) -> Stepper:
+        """The model for pictures of a size, with what it remembers of the run before."""
+        about = self._about
+        stepper = self._made(size)
         if self._after >= 0 and about.get("saved") == self._after:
-            about["resumed"] = stepper.restore(self._state("stream"))
-            out.scores.restore(self._source.name, self._state("scores"))
-        if settings.track is not None:
-            rate = self._footage.rate / settings.every
-            self._tracks = Tracks(settings.track, rate, settings.score, about.get("tracks", 0))
+            self._restore(stepper, size)
+        self._follow_anew()
         return stepper
+
+    def _made(self, size: tuple[int, int]) -> Stepper:
+        settings = self._out.settings
+        maps = settings.video or settings.report
+        return Stepper(self._out.subject.at(*size), settings, maps=maps)
+
+    def _resize(self, stepper: Stepper, size: tuple[int, int]) -> None:
+        """Go on with pictures of another size, which begin with a flush."""
+        if self._out.subject.at(*size).size == stepper.ready.size:
+            stepper.flush()
+        else:  # the model sees frames in the shape of the pictures
+            stepper.close()
+            self._stepper = self._made(size)
+        self._follow_anew()
+
+    def _follow_anew(self) -> None:
+        """New tracks, with numbers that were not given before."""
+        settings = self._out.settings
+        if settings.track is None:
+            return
+        assert self._footage is not None
+        first = self._about.get("tracks", 0) if self._tracks is None else self._tracks.count
+        rate = self._footage.rate / settings.every
+        self._tracks = Tracks(settings.track, rate, settings.score, first)
+
+    def _restore(self, stepper: Stepper, size: tuple[int, int]) -> None:
+        """Remember what the run before did; what cannot be used is noted, and done without."""
+        about = self._about
+        try:
+            if about.get("size", list(size)) != list(size):
+                raise SnapshotError("The pictures have another size now.")
+            about["resumed"] = stepper.restore(self._state("stream"))
+        except SnapshotError as error:
+            about["resumed"] = False
+            self._note(f"goes on with a frame that is computed as a whole. {error}")
+        try:
+            self._out.scores.restore(self._source.name, self._state("scores"))
+        except SnapshotError as error:
+            self._note(f"is scored from frame {self._after + 1} on only. {error}")
+
+    def _note(self, message: str) -> None:
+        self._about.setdefault("notes", []).append(message)
+        self._out.observer.noted(self._source.name, message)
 
     def _write(self, taken: Taken, prepared: Prepared, stepped: Stepped) -> None:
         """Everything that is kept of a step. The row comes before the result: see `rows.trim`."""
@@ -244,8 +307,20 @@ class SourceRun:
             self._about.setdefault("videos", []).append(path.name)
         if tuple(picture.shape[1:]) != self._size:  # a source may change its size on the way
             assert self._size is not None
-            picture = F.interpolate(picture[None], self._size, mode="bilinear", antialias=True)[0]
+            picture = _inside(picture, self._size)
         self._sink.write(picture)
+
+
+def _inside(picture: Tensor, size: tuple[int, int]) -> Tensor:
+    """A picture (3, H, W) scaled into another size, with bars where its shape differs."""
+    scale = min(size[0] / picture.shape[1], size[1] / picture.shape[2])
+    height, width = (
+        max(1, min(edge, round(side * scale)))
+        for side, edge in zip(picture.shape[1:], size, strict=True)
+    )
+    scaled = F.interpolate(picture[None], (height, width), mode="bilinear", antialias=True)[0]
+    top, left = (size[0] - height) // 2, (size[1] - width) // 2
+    return F.pad(scaled, (left, size[1] - width - left, top, size[0] - height - top))
 
 
 def _caption(row: FrameRow) -> str:

@@ -15,6 +15,7 @@ from eventful.paper.data import world as worlds
 from eventful.paper.data.records import Box
 from eventful.video.address import LIST_SUFFIX, Source, find_source, read_list, without_credentials
 from eventful.video.fitting import Fitting
+from eventful.video.frame import Frame
 from eventful.video.normalization import choose_normalization
 from eventful.video.read import ReadOptions, VideoReader
 from eventful.video.world import ACTIONS, CLASSES, RATE, SIZE, World, as_bytes, boxes_of
@@ -98,6 +99,16 @@ class Footage:
         """Frames of a live source that were replaced by newer ones."""
         return 0
 
+    @property
+    def lost(self) -> int:
+        """How often a live source was lost and tried again."""
+        return 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next frame, or the end, comes without a wait, once `frames` was called."""
+        return True
+
     def close(self) -> None:
         """Close the source."""
 
@@ -117,7 +128,11 @@ class ReadFootage(Footage):
 
     def frames(self, after: int = -1) -> Iterator[Taken]:
         """See `Footage`."""
-        for frame in self._reader:
+        # Begun here and not at the first frame, so that `ready` does not have to wait for it.
+        return self._taken(iter(self._reader), after)
+
+    def _taken(self, frames: Iterator[Frame], after: int) -> Iterator[Taken]:
+        for frame in frames:
             if frame.index > after or self.live:
                 # Pixels are bytes divided by 255, so this gives the same bytes again.
                 picture = (frame[0] * 255).round().to(torch.uint8)
@@ -132,6 +147,16 @@ class ReadFootage(Footage):
     def dropped(self) -> int:
         """See `Footage`."""
         return self._reader.dropped
+
+    @property
+    def lost(self) -> int:
+        """See `Footage`."""
+        return self._reader.lost
+
+    @property
+    def ready(self) -> bool:
+        """See `Footage`."""
+        return self._reader.ready
 
     def close(self) -> None:
         """See `Footage`."""

@@ -17,6 +17,7 @@ from eventful.cost.counting import count_backbone
 from eventful.cost.times import start_clock
 from eventful.errors import SnapshotError
 from eventful.models.blocks import at_size
+from eventful.pipeline.folder import read_state
 from eventful.pipeline.predictions import Prediction
 from eventful.pipeline.settings import RunSettings
 from eventful.pipeline.subject import Prepared, ReadySubject
@@ -110,6 +111,13 @@ class Stepper:
         if self._stream is not None:
             self._stream.flush()
 
+    def restart(self) -> None:
+        """Flush, and forget the steps of a clip: what comes next does not follow on them."""
+        self.flush()
+        self._head = self.ready.head()
+        if self._dense is not None:
+            self._dense.head = self.ready.head()
+
     def save(self, path: Path) -> bool:
         """Write what is remembered; whether there is anything, and it can be written."""
         try:
@@ -131,21 +139,19 @@ class Stepper:
         return True
 
     def restore(self, path: Path) -> bool:
-        """Go on from what `save` wrote; whether it fits this model."""
+        """Go on from what `save` wrote; False for a dense run, which remembers nothing.
+
+        Raises:
+            SnapshotError: It is damaged, or does not fit this model. The stream is a new one.
+        """
         if self._stream is None:
             return False
-        try:
-            self._stream = Stream.load(self._converted, path, maps=self._maps)
-        except SnapshotError:
-            return False
+        memory = read_state(_memory_file(path))
+        self._stream = Stream.load(self._converted, path, maps=self._maps)
         self._stream.budget = self._budget
-        if _memory_file(path).is_file():
-            from safetensors.torch import load
-
-            memory = load(_memory_file(path).read_bytes())
-            self._head.restore(_behind(memory, "own/"))
-            if self._dense is not None:
-                self._dense.head.restore(_behind(memory, "dense/"))
+        self._head.restore(_behind(memory, "own/"))
+        if self._dense is not None:
+            self._dense.head.restore(_behind(memory, "dense/"))
         return True
 
     def close(self) -> None:

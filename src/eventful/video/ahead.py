@@ -83,6 +83,12 @@ class Ahead:
             self._frames.append(frame)
             self._changed.notify_all()
 
+    @property
+    def ready(self) -> bool:
+        """Whether the next frame, the end or an error is there, so that nobody has to wait."""
+        with self._changed:
+            return bool(self._frames) or self._ended or self.stopped
+
     def end(self, error: BaseException | None) -> None:
         """No frame follows; the error, if any, is raised after the last frame."""
         with self._changed:

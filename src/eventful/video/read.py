@@ -146,6 +146,14 @@ class VideoReader:
         """How often a live source was lost; see `lasting`."""
         return self._decoder.lost if isinstance(self._decoder, LastingDecoder) else 0
 
+    @property
+    def ready(self) -> bool:
+        """Whether the next frame of this iteration, its end or an error is there, without a wait.
+
+        False before the iteration has begun.
+        """
+        return self._ahead is not None and self._ahead.ready
+
     def __len__(self) -> int:
         """Frames as the file states, damaged ones included."""
         if self._decoder.length is None or self.live:
