@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from eventful.paper.train.export import save_model
 
 import tiny_models
 import videos
 from commands import here  # noqa: F401
 from eventful import Config, Stream, TopR, convert
 from eventful.errors import ConfigError, RunError, UnsupportedError
+from eventful.models.saving import save_model
 from eventful.models.vitdet import Detections
 from eventful.paper.data.records import Box
 from eventful.paper.data.world import names_seed, open_seed, open_world, seed_name
@@ -39,6 +39,7 @@ from eventful.pipeline.stopping import Stop, StopRequested
 from eventful.pipeline.subject import open_subject
 from eventful.surgery.libraries import load
 from eventful.video.frame import Frame, Region
+from eventful.video.scene import PALETTE
 from eventful.video.world import ACTIONS, CLASSES, World
 
 pytest.importorskip("av")
@@ -483,7 +484,12 @@ def test_frames_of_the_world_do_not_depend_on_where_one_begins() -> None:
 
 def test_slugs_are_short_and_differ(tmp_path: Path) -> None:
     found = find_sources(["a/street.mp4", "b/street.mp4", "rtsp://u:p@host/cam?x=1", "camera:0"])
-    assert [source.slug for source in found] == ["street", "street_2", "cam", "camera-0"]
+    slugs = [source.slug for source in found]
+    assert slugs[2:] == ["cam", "camera-0"]
+    assert all(slug.startswith("street-") for slug in slugs[:2])
+    assert slugs[0] != slugs[1]
+    turned = find_sources(["b/street.mp4", "a/street.mp4"])
+    assert [source.slug for source in turned] == slugs[1::-1]  # files of a run keep their source
     assert [source.live for source in found] == [False, False, True, True]
     assert not any("u:p" in repr(source) for source in found)
 
@@ -527,7 +533,7 @@ def test_boxes_are_drawn_where_they_are_and_for_supervision() -> None:
     picture = torch.zeros(3, 400, 400, dtype=torch.uint8)
     picture[0] = 200
     drawn = draw(picture, Prediction("detections", found), ("a", "b"))
-    assert drawn[:, 200, 100].tolist() == [0x4D, 0xAB, 0xF7]  # RGB, not BGR
+    assert drawn[:, 200, 100].tolist() == list(bytes.fromhex(PALETTE[1][1:]))  # RGB, not BGR
     assert drawn[:, 200, 200].tolist() == [200, 0, 0]
     assert (
         draw(torch.zeros(3, 90, 90, dtype=torch.uint8), Prediction("detections", found), ()).shape[

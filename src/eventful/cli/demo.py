@@ -10,10 +10,12 @@ import typer
 from rich.console import Console
 
 from eventful.cli.run_progress import progress
-from eventful.cli.run_work import EXITS
+from eventful.cli.run_work import EXITS, writing_to
 from eventful.cli.tables import Column, Grid, show
+from eventful.errors import ConfigError
 from eventful.models.shipped import SHIPPED, load
 from eventful.pipeline import demo
+from eventful.pipeline.folder import RUN
 from eventful.pipeline.loop import RunResult
 from eventful.pipeline.settings import RunSettings
 from eventful.pipeline.stopping import Stop
@@ -27,9 +29,11 @@ def run(
         out=out, frames=frames or demo.FRAMES, compare=True, video=False, device=device,
         overwrite=True,
     )  # fmt: skip
+    if (out / RUN).is_file() and not (out / demo.VIDEO).is_file():
+        raise ConfigError(f"{out} holds a run that is no demo. Choose another folder with --out.")
     names = tuple(getattr(load(model), "classes", ())) if model in SHIPPED else ()
     stop = Stop()
-    with stop.on_signals(), progress(quiet=as_json) as observer:
+    with stop.on_signals(), progress(quiet=as_json) as observer, writing_to(out):
         result = demo.show(model, video, settings, names, observer=observer, stop=stop)
     if as_json:
         print(json.dumps(result.summary, indent=2))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +38,8 @@ def run(what: What, rule: Rule, work: Work, written: Written, as_json: bool) -> 
     with warnings.catch_warnings(), stop.on_signals(), progress(quiet=as_json) as observer:
         warnings.simplefilter("once", BudgetWarning)
         warnings.showwarning = _warn  # type: ignore[assignment]
-        try:
+        with writing_to(written.out):
             result = run_model(what.model, what.sources, settings, observer=observer, stop=stop)
-        except OSError as error:
-            if isinstance(error, EventfulError):
-                raise
-            raise RunError(f"{written.out} cannot be written to: {error}.") from None
     if as_json:
         print(json.dumps(result.summary, indent=2))
     else:
@@ -49,6 +47,17 @@ def run(what: What, rule: Rule, work: Work, written: Written, as_json: bool) -> 
     for source, message in result.failed.items():
         typer.secho(f"{source} failed: {message}", fg=typer.colors.RED, err=True)
     raise typer.Exit(EXITS.get(result.status, 0))
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Say which folder cannot be written to, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, EventfulError):
+            raise
+        raise RunError(f"{folder} cannot be written to: {error}.") from None
 
 
 def _warn(message: Warning | str, *where: Any) -> None:

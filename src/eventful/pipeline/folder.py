@@ -110,9 +110,11 @@ class RunFolder:
 
     def _clear(self) -> None:
         """Delete what a run wrote, and nothing else."""
-        videos = [
-            name for source in self._read()["sources"].values() for name in source.get("videos", ())
-        ]
+        try:
+            sources = self._read()["sources"].values()
+        except RunError:  # damaged: its videos are not known, and stay
+            sources = []
+        videos = [name for source in sources for name in source.get("videos", ())]
         for name in (RUN, FRAMES, REPORT, LINES, *videos):
             (self.path / Path(name).name).unlink(missing_ok=True)
         for name in (*PARTS.values(), STATE):

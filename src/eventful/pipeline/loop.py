@@ -18,7 +18,7 @@ from torch import nn
 
 from eventful import __version__
 from eventful.bench.results import origin
-from eventful.errors import ConfigError, EventfulError, NoMatchError
+from eventful.errors import ConfigError, EventfulError, NoMatchError, SnapshotError
 from eventful.pipeline import folder as folders
 from eventful.pipeline.folder import RunFolder
 from eventful.pipeline.history import RunFacts
@@ -107,8 +107,10 @@ def run(
     frames = (out.history.count - count) * subject.step_frames
     summary["fps"] = frames / seconds if seconds else None
     summary["seconds"] = seconds
-    if settings.report:
+    if settings.report and (out.history.count > count or not _reported(out)):
         _report(out, names, summary)
+    elif settings.report:
+        summary["report"] = folders.REPORT
     out.folder.write(summary)
     return RunResult(status, settings.out, summary, failed)
 
@@ -167,8 +169,24 @@ def _begin(
         for old in ("error", "notes"):
             about.pop(old, None)
         about.setdefault("status", WAITING)
-    folder.write(_summary(out, RUNNING))
+    for source in names:
+        _restore_scores(out, source)
+    out.save = lambda: folder.write(_summary(out, RUNNING))
+    out.save()
     return out
+
+
+def _restore_scores(out: Outputs, source: SourceName) -> None:
+    """Go on with the scores of a run before; without them accuracy is of the frames from now on."""
+    last = out.history.last.get(source.name, -1)
+    if last < 0:
+        return
+    try:
+        if out.about[source.name].get("scored") != last:
+            raise SnapshotError("The run before was not ended properly.")
+        out.scores.restore(source.name, out.folder.state(source.slug, "scores"))
+    except SnapshotError as error:
+        out.note(source.name, f"is scored from frame {last + 1} on only. {error}")
 
 
 def _run_all(out: Outputs, names: Sequence[SourceName]) -> None:
@@ -230,7 +248,7 @@ def _summary(out: Outputs, status: str) -> dict[str, Any]:
         "scored_frames": out.scores.frames if accuracy else 0,
         "lost": _lost(out),
         "losses": sum(about.get("losses", 0) for about in out.about.values()),
-        "memory": sum(out.memory.values()),
+        "memory": sum(about.get("memory", 0) for about in out.about.values()),
         "sources": out.about,
         "results": out.results.path.name,
         "settings": out.settings.shown(),
@@ -243,9 +261,14 @@ def _lost(out: Outputs) -> dict[str, int]:
     """Frames that were not used, by reason."""
     lost: dict[str, int] = {}
     for about in out.about.values():
-        for reason in ("damaged", "dropped"):
+        for reason in ("damaged", "dropped", "unused"):
             lost[reason] = lost.get(reason, 0) + about.get(reason, 0)
     return {reason: count for reason, count in lost.items() if count}
+
+
+def _reported(out: Outputs) -> bool:
+    """Whether a run before has left a report; it has pictures of frames that are not at hand."""
+    return (out.folder.path / folders.REPORT).is_file()
 
 
 def _report(out: Outputs, names: Sequence[SourceName], summary: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ class Outputs:
 
     Attributes:
         about: what `run.json` says of each source, by name.
-        memory: bytes that each source's stream keeps.
+        save: writes `run.json` as it is now.
         versions: of libraries and machine.
     """
 
@@ -75,4 +76,9 @@ class Outputs:
     versions: dict[str, str]
     stills: Stills = field(default_factory=Stills)
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
-    memory: dict[str, int] = field(default_factory=dict)
+    save: Callable[[], None] = lambda: None
+
+    def note(self, source: str, message: str) -> None:
+        """Keep and tell something that does not end a source."""
+        self.about[source].setdefault("notes", []).append(message)
+        self.observer.noted(source, message)

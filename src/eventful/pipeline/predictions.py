@@ -123,18 +123,21 @@ def name_of(classes: Sequence[str], label: int) -> str:
     return classes[label] if label < len(classes) else f"class {label}"
 
 
-def read_output(output: Any, frame: Frame, *, labels: bool) -> Prediction:
+def read_output(
+    output: Any, frame: Frame, *, labels: bool, classes: int | None = None
+) -> Prediction:
     """What a model's output says, judged by its form.
 
     Args:
         frame: what the model saw; says where the source's picture lies in it.
         labels: a tensor (1, C) holds scores of labels, not features.
+        classes: how many the model knows; None where that is not known.
 
     Raises:
         UnsupportedError: the output has none of the known forms.
     """
     if isinstance(output, Mapping) and {"pred_boxes", "logits"} <= output.keys():
-        found = _from_queries(output["logits"][0], output["pred_boxes"][0], frame)
+        found = _from_queries(output["logits"][0], output["pred_boxes"][0], frame, classes)
         return Prediction("detections", detections=found)
     if isinstance(output, Mapping):
         for name in ("logits", "last_hidden_state", "x_norm_patchtokens"):
@@ -159,9 +162,17 @@ def read_output(output: Any, frame: Frame, *, labels: bool) -> Prediction:
     )
 
 
-def _from_queries(logits: Tensor, boxes: Tensor, frame: Frame) -> Detections:
-    """Detections of DETR's kind: the last class is none, boxes are centres and sizes in shares."""
-    scores, labels = logits.float().softmax(dim=-1)[:, :-1].max(dim=-1)
+def _from_queries(logits: Tensor, boxes: Tensor, frame: Frame, classes: int | None) -> Detections:
+    """Detections of DETR's kind; boxes are centres and sizes in shares of the frame.
+
+    DETR and YOLOS have a last class for "none". Deformable DETR, RT-DETR and others have none, and
+    a score for each class.
+    """
+    if logits.shape[-1] == classes:
+        chances = logits.float().sigmoid()
+    else:
+        chances = logits.float().softmax(dim=-1)[:, :-1]
+    scores, labels = chances.max(dim=-1)
     centre, size = boxes[:, :2].float(), boxes[:, 2:].float()
     height, width = frame.shape[-2:]
     corners = torch.cat([centre - size / 2, centre + size / 2], dim=-1)

@@ -99,7 +99,9 @@ def _places(folder: Path, form: Format) -> Iterator[tuple[str, int]]:
                 with np.load(path) as part:
                     yield from ((str(part["source"]), int(frame)) for frame in part["frame"])
         except (OSError, ValueError, KeyError) as error:
-            raise RunError(f"{path} cannot be read ({error}). Delete it, or --overwrite.") from None
+            raise RunError(
+                f"{path} cannot be read ({error}). Bring it back, or --overwrite."
+            ) from None
 
 
 def _lines(path: Path) -> Iterator[tuple[str, int]]:
@@ -169,8 +171,7 @@ class ParquetWriter(ResultWriter):
         arrow, parquet = load("pyarrow"), load("pyarrow.parquet")
         self._folder.mkdir(parents=True, exist_ok=True)
         table = arrow.Table.from_pylist(self._rows, schema=_schema(arrow, self._rows[0]))
-        number = len(list(self._folder.glob("*.parquet"))) + 1
-        with files.replacing(self._folder / f"part-{number:05d}.parquet") as partial:
+        with files.replacing(_next_part(self._folder, ".parquet")) as partial:
             parquet.write_table(table, partial, compression="zstd")
         self._rows = []
 
@@ -202,8 +203,8 @@ class ArrayWriter(ResultWriter):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._rows: list[tuple[Row, dict[str, Tensor]]] = []
-        self._held = 0
+        self._rows: dict[str, list[tuple[Row, dict[str, Tensor]]]] = {}  # by source
+        self._held: dict[str, int] = {}
 
     @property
     def path(self) -> Path:
@@ -214,27 +215,36 @@ class ArrayWriter(ResultWriter):
         """See `ResultWriter`."""
         if not arrays:
             raise ConfigError("--format npz is for features and saliency maps. Use jsonl.")
-        if self._rows and not _alike(self._rows[0], (row, arrays)):
-            self.close()
-        self._rows.append((row, {name: value.clone() for name, value in arrays.items()}))
-        self._held += sum(value.nbytes for value in arrays.values())
-        if self._held >= _BYTES:
-            self.close()
+        source = row["source"]
+        rows = self._rows.setdefault(source, [])
+        if rows and not _alike(rows[0], (row, arrays)):
+            self._finish(source)
+            rows = self._rows.setdefault(source, [])
+        rows.append((row, {name: value.clone() for name, value in arrays.items()}))
+        size = sum(value.nbytes for value in arrays.values())
+        self._held[source] = self._held.get(source, 0) + size
+        if sum(self._held.values()) >= _BYTES:
+            self._finish(max(self._held, key=lambda name: self._held[name]))
 
     def close(self) -> None:
-        """See `ResultWriter`: what is left becomes a file."""
-        if not self._rows:
+        """See `ResultWriter`: what is left becomes files."""
+        for source in list(self._rows):
+            self._finish(source)
+
+    def _finish(self, source: str) -> None:
+        """Write what is held of a source."""
+        held = self._rows.pop(source)
+        self._held.pop(source, None)
+        if not held:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        number = len(list(self._folder.glob("*.npz"))) + 1
-        rows = [row for row, _ in self._rows]
+        rows = [row for row, _ in held]
         seconds = [np.nan if row["seconds"] is None else row["seconds"] for row in rows]
         stacked: dict[str, Any] = {
-            name: np.stack([arrays[name].numpy() for _, arrays in self._rows])
-            for name in self._rows[0][1]
+            name: np.stack([arrays[name].numpy() for _, arrays in held]) for name in held[0][1]
         }
         with (
-            files.replacing(self._folder / f"part-{number:05d}.npz") as partial,
+            files.replacing(_next_part(self._folder, ".npz")) as partial,
             partial.open("wb") as file,
         ):
             np.savez(
@@ -244,7 +254,12 @@ class ArrayWriter(ResultWriter):
                 seconds=np.array(seconds),
                 **stacked,
             )
-        self._rows, self._held = [], 0
+
+
+def _next_part(folder: Path, ending: str) -> Path:
+    """A file for the next part: behind the last one, even if some before it are gone."""
+    numbers = [int(path.stem.rpartition("-")[2]) for path in folder.glob(f"part-*{ending}")]
+    return folder / f"part-{max(numbers, default=0) + 1:05d}{ending}"
 
 
 def _alike(one: tuple[Row, dict[str, Tensor]], other: tuple[Row, dict[str, Tensor]]) -> bool:

@@ -13,7 +13,7 @@ from eventful.errors import SnapshotError
 from eventful.pipeline.annotate import draw, updated_tokens, with_text
 from eventful.pipeline.history import FrameRow, Still
 from eventful.pipeline.labels import labelled
-from eventful.pipeline.outputs import FAILED, Outputs
+from eventful.pipeline.outputs import FAILED, INTERRUPTED, Outputs
 from eventful.pipeline.sources import Footage, SourceName, Taken, open_source
 from eventful.pipeline.stepping import Stepped, Stepper
 from eventful.pipeline.subject import Prepared
@@ -74,6 +74,12 @@ class SourceRun:
         """Close everything, and keep what a resumed run can go on from."""
         about = self._about
         about["status"], about["frames"] = status, self._done
+        if self._waiting and self._stepper is not None and status != INTERRUPTED:
+            about["unused"] = len(self._waiting)
+            need = self._stepper.ready.step_frames
+            self._out.note(
+                self._source.name, f"has no result for its last frames: a step takes {need}."
+            )
         for close in (self._close_source, self._close_video, self._save):
             try:
                 close()
@@ -109,6 +115,7 @@ class SourceRun:
                 about["saved"] = out.history.last.get(self._source.name, -1)
                 about["size"] = list(self._picture or ())
             out.scores.save(self._source.name, self._state("scores"))
+            about["scored"] = out.history.last.get(self._source.name, -1)
             self._stepper.close()
 
     def _state(self, kind: str) -> Any:
@@ -218,15 +225,9 @@ class SourceRun:
             about["resumed"] = stepper.restore(self._state("stream"))
         except SnapshotError as error:
             about["resumed"] = False
-            self._note(f"goes on with a frame that is computed as a whole. {error}")
-        try:
-            self._out.scores.restore(self._source.name, self._state("scores"))
-        except SnapshotError as error:
-            self._note(f"is scored from frame {self._after + 1} on only. {error}")
-
-    def _note(self, message: str) -> None:
-        self._about.setdefault("notes", []).append(message)
-        self._out.observer.noted(self._source.name, message)
+            self._out.note(
+                self._source.name, f"goes on with a frame that is computed as a whole. {error}"
+            )
 
     def _write(self, taken: Taken, prepared: Prepared, stepped: Stepped) -> None:
         """Everything that is kept of a step. The row comes before the result: see `rows.trim`."""
@@ -249,7 +250,7 @@ class SourceRun:
         if dense is not None:
             result["dense"] = dense.to_dict(out.subject.classes)
         out.results.write(result, stepped.prediction.arrays())
-        out.memory[name] = self._stepper.nbytes
+        self._about["memory"] = self._stepper.nbytes
         self._draw(row, prepared, stepped)
         out.observer.stepped(row, len(self._waiting))
 
@@ -305,6 +306,7 @@ class SourceRun:
             sink = VideoSink(path, rate, _CRF, preset=_SPEED, fragmented=True)
             self._sink, self._size = sink.__enter__(), (picture.shape[1], picture.shape[2])
             self._about.setdefault("videos", []).append(path.name)
+            self._out.save()  # the file is known even if the process is killed
         if tuple(picture.shape[1:]) != self._size:  # a source may change its size on the way
             assert self._size is not None
             picture = _inside(picture, self._size)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from eventful import files
 from eventful.errors import ConfigError, EventfulError
 from eventful.paper.data import world as worlds
 from eventful.paper.data.records import Box
@@ -200,15 +201,18 @@ def find_sources(texts: Sequence[str], frames: int | None = None) -> list[Source
         ConfigError: A name of the world is wrong, or a source is named twice.
         DataError: A `.streams` file cannot be used.
     """
-    named: list[SourceName] = []
-    for text in texts:
-        for name, address, listed in _members(text, frames):
-            if any(other.name == name for other in named):
-                raise ConfigError(f"{name} is given twice; give every source once.")
-            named.append(SourceName(name, _slug(name, [s.slug for s in named]), address, listed))
-    if not named:
+    found = [member for text in texts for member in _members(text, frames)]
+    names = [name for name, _, _ in found]
+    twice = [name for number, name in enumerate(names) if name in names[:number]]
+    if twice:
+        raise ConfigError(f"{twice[0]} is given twice; give every source once.")
+    if not found:
         raise ConfigError("There is nothing to run on: name a source, such as street.mp4.")
-    return named
+    slugs = _apart(names)
+    return [
+        SourceName(name, slug, address, listed)
+        for (name, address, listed), slug in zip(found, slugs, strict=True)
+    ]
 
 
 def open_source(source: SourceName, frames: int | None = None) -> Footage:
@@ -252,17 +256,22 @@ def _world_frames(frames: int | None) -> int | None:
     return None if frames is None else max(frames, World(0).frames)
 
 
-def _slug(name: str, taken: Sequence[str]) -> str:
-    """A short name for files."""
+def _slug(name: str) -> str:
+    """A short name for files, which other sources may share."""
     if name.startswith(worlds.PREFIX):
         whole = name.replace(f"size={SIZE[0]}x{SIZE[1]}", "")
     else:
         whole = name.rstrip("/").rpartition("/")[2]
         whole = Path(whole).stem or whole
     made = re.sub(r"[^\w.]+", "-", whole).strip("-.") or "source"
-    made, number = made[:80], 1
-    unique = made
-    while unique in taken:
-        number += 1
-        unique = f"{made}_{number}"
-    return unique
+    return made[:80]
+
+
+def _apart(names: Sequence[str]) -> list[str]:
+    """Short names, none twice, whatever the order: those that are shared get a digest."""
+    short = [_slug(name) for name in names]
+    shared = {slug for slug in short if [s.lower() for s in short].count(slug.lower()) > 1}
+    return [
+        f"{slug}-{files.digest([name])[:8]}" if slug in shared else slug
+        for slug, name in zip(short, names, strict=True)
+    ]

@@ -120,11 +120,10 @@ class Stepper:
 
     def save(self, path: Path) -> bool:
         """Write what is remembered; whether there is anything, and it can be written."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            if self._stream is None:
-                return False
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._stream.snapshot(path)
+            if self._stream is not None:
+                self._stream.snapshot(path)
         except SnapshotError:  # no frame yet, or a policy of the user's own
             return False
         memory = {f"own/{name}": value for name, value in self._head.memory().items()}
@@ -139,20 +138,19 @@ class Stepper:
         return True
 
     def restore(self, path: Path) -> bool:
-        """Go on from what `save` wrote; False for a dense run, which remembers nothing.
+        """Go on from what `save` wrote; False for a dense run, whose stream remembers nothing.
 
         Raises:
             SnapshotError: It is damaged, or does not fit this model. The stream is a new one.
         """
-        if self._stream is None:
-            return False
         memory = read_state(_memory_file(path))
-        self._stream = Stream.load(self._converted, path, maps=self._maps)
-        self._stream.budget = self._budget
+        if self._stream is not None:
+            self._stream = Stream.load(self._converted, path, maps=self._maps)
+            self._stream.budget = self._budget
         self._head.restore(_behind(memory, "own/"))
         if self._dense is not None:
             self._dense.head.restore(_behind(memory, "dense/"))
-        return True
+        return self._stream is not None
 
     def close(self) -> None:
         """Give the memory back."""

@@ -282,6 +282,8 @@ class FrameSubject(ReadySubject):
         super().__init__(model)
         self._fitting = fitting
         self._labels = bool(label_names(model))
+        known = getattr(getattr(model, "config", None), "num_labels", None)
+        self._classes = known if isinstance(known, int) else None
         if _kind_of(model) == "features":
             self.method = "forward_features"  # all tokens, where `forward` gives one vector
 
@@ -298,7 +300,7 @@ class FrameSubject(ReadySubject):
 
     def read(self, output: Any, prepared: Prepared) -> Prediction:
         """See `ReadySubject`."""
-        return read_output(output, prepared.frame, labels=self._labels)
+        return read_output(output, prepared.frame, labels=self._labels, classes=self._classes)
 
 
 def fitted(fitting: Fitting, picture: Tensor) -> Frame:

@@ -208,7 +208,11 @@ def read_image(path: Path) -> Tensor:
     with opened_image(path) as image:
         width, height = image.size
         try:
-            pixels = np.array(image.convert("RGB"))
+            if image.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255
+                grey = (np.array(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
+                pixels = np.repeat(grey[..., None], 3, axis=2)
+            else:
+                pixels = np.array(image.convert("RGB"))
             return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
         except MemoryError:
             raise too_large(path, height, width) from None
