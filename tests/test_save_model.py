@@ -73,5 +73,5 @@ def test_what_cannot_be_saved_or_loaded_is_said(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(CheckpointError, match="is not there"):
         eventful.load(str(tmp_path / "a.safetensors"))
-    with pytest.raises(ConfigError, match="there are detector, focus, and files"):
+    with pytest.raises(ConfigError, match="there are detector, actions, focus, and files"):
         eventful.load("detectr")

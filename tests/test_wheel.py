@@ -48,7 +48,7 @@ def files(folder: Path, pattern: str = "*") -> set[str]:
     return {
         str(path.relative_to(ROOT))
         for path in folder.rglob(pattern)
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and not {"__pycache__", ".ruff_cache"} & set(path.parts)
     }
 
 
@@ -94,7 +94,9 @@ def test_the_source_distribution_has_what_the_tests_need(source):
 
 def test_nothing_of_others_is_packed(wheel, source):
     """Videos, photographs and weights for measuring are never in it."""
-    allowed = {"docs/images"}  # charts, and pictures of the generated world
+    # Charts, pictures of the generated world, and a clip of it.
+    clips = "eventful/pipeline/clips"
+    allowed = {"docs/images", clips, f"src/{clips}"}
     for name in {*wheel.namelist(), *source}:
         path = Path(name)
         if path.suffix.lower() in {".mp4", ".avi", ".mov", ".ts", ".jpg", ".jpeg", ".png", ".webp"}:
