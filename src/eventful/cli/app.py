@@ -134,7 +134,7 @@ def demo(
         Path, typer.Option(file_okay=False, help="Folder for the results; it is replaced.")
     ] = Path("demo"),
     frames: Annotated[
-        int | None, typer.Option(min=1, help="At most so many; 75 if not given.")
+        int | None, typer.Option(min=1, help="At most so many; 60 if not given.")
     ] = None,
     model: Annotated[
         str, typer.Option(metavar="MODEL", help="As for `eventful run`.")

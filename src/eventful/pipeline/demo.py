@@ -22,7 +22,7 @@ from eventful.surgery.libraries import load
 from eventful.video.sink import VideoSink
 
 VIDEO, PICTURE = "side-by-side.mp4", "side-by-side.png"
-FRAMES = 75  # of 96 in the clip of the package: both models take less than a minute
+FRAMES = 60  # of 96 in the clip of the package: both models take less than a minute
 _RATE = 12.0  # frames a second of the video, slow enough to see what is computed
 
 
