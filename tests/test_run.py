@@ -41,22 +41,13 @@ from eventful.surgery.libraries import load
 from eventful.video.frame import Frame, Region
 from eventful.video.scene import PALETTE
 from eventful.video.world import ACTIONS, CLASSES, World
+from runs import PLAIN, WORLD, detector  # noqa: F401
 
 pytest.importorskip("av")
 pytest.importorskip("timm")
 pytest.importorskip("supervision")
 
 TIMM = "timm:vit_tiny_patch16_224"
-WORLD = "world:7?size=64x96&exposures=1&frames=10"
-PLAIN = RunSettings(video=False, report=False, score=0.0)
-
-
-@pytest.fixture(scope="module")
-def detector(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file with a tiny ViTDet for the classes of the world; it knows nothing."""
-    path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
-    save_model(tiny_models.detector(len(CLASSES)), path, classes=CLASSES)
-    return str(path)
 
 
 @pytest.fixture(scope="module")

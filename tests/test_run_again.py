@@ -23,20 +23,10 @@ from eventful.pipeline.predictions import read_output
 from eventful.pipeline.settings import RunSettings
 from eventful.video.frame import Frame
 from eventful.video.source import read_image
-from eventful.video.world import CLASSES
+from runs import PLAIN, WORLD, detector  # noqa: F401
 
 pytest.importorskip("av")
 pytest.importorskip("supervision")
-
-WORLD = "world:7?size=64x96&exposures=1&frames=10"
-PLAIN = RunSettings(video=False, report=False, score=0.0)
-
-
-@pytest.fixture(scope="module")
-def detector(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
-    save_model(tiny_models.detector(len(CLASSES)), path, classes=CLASSES)
-    return str(path)
 
 
 def test_a_run_that_is_complete_stays_as_it_is(detector: str, tmp_path: Path) -> None:

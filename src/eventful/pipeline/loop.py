@@ -177,13 +177,14 @@ def _begin(
 
 
 def _restore_scores(out: Outputs, source: SourceName) -> None:
-    """Go on with the scores of a run before; without them accuracy is of the frames from now on."""
+    """Go on with the scores of a run before.
+
+    Without them, as after a power cut, accuracy is of the frames from now on: `scored_frames`.
+    """
     last = out.history.last.get(source.name, -1)
-    if last < 0:
+    if last < 0 or out.about[source.name].get("scored") != last:
         return
     try:
-        if out.about[source.name].get("scored") != last:
-            raise SnapshotError("The run before was not ended properly.")
         out.scores.restore(source.name, out.folder.state(source.slug, "scores"))
     except SnapshotError as error:
         out.note(source.name, f"is scored from frame {last + 1} on only. {error}")
