@@ -9,8 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 import tiny_models
+from eventful import Config, TopR
 from eventful.cli.app import app
 from eventful.errors import ConfigError
+from eventful.paper.evaluate import experiment as experiments
+from eventful.paper.evaluate.variants import Variant
 
 SMALL = """
 title = "Small runtimes"
@@ -127,3 +130,20 @@ def test_the_table_prints(experiment: str, weights: list[str]) -> None:
     shown = invoke(*command, *weights)
     assert "total" in shown
     assert "Temporal" in shown
+
+
+def test_a_file_switches_a_part_of_a_preset_off() -> None:
+    """TOML has no null."""
+    made = Config.from_toml('preset = "fast"\ncontext = false\nscene_cut = false\n')
+    assert made == Config.fast(context=None, scene_cut=None)
+    assert made != Config.fast()
+    assert Variant("bare", "fast", r=4, options={"context": False}).config() == Config.fast(
+        TopR(4), context=None, fallback=False
+    )
+
+
+def test_packaged_systems_are_known() -> None:
+    """Every variant of the packaged file can be built."""
+    made = experiments.load("systems")
+    assert {variant.model for variant in made.variants} == {"vitdet", "vivit"}
+    assert sum(variant.r is None and variant.preset == "fast" for variant in made.variants) == 2

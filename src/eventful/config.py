@@ -257,7 +257,9 @@ class Config:
             else:
                 advice = f"Its options are {', '.join(known)}."
             raise ConfigError(f"Config.{name} has no option {option!r}. {advice}")
-        return cls(policy, **{**rule, **options})
+        # False is how a file, which cannot say None, switches a part off.
+        off = {part: None for part in _PARTS if options.get(part) is False}
+        return cls(policy, **{**rule, **options, **off})
 
     @classmethod
     def preset(cls, name: str, policy: Policy | None = None, **options: Any) -> Config:
@@ -307,7 +309,9 @@ class Config:
                 )
             values["policy"] = policy_from_dict(values["policy"])
         for name, part in _PARTS.items():
-            if name in values:
+            if values.get(name) is False:
+                values[name] = None
+            elif name in values:
                 try:
                     values[name] = part(**values[name])
                 except TypeError as error:
@@ -321,6 +325,8 @@ class Config:
     @classmethod
     def from_toml(cls, text: str) -> Config:
         """A config from TOML text: fields at top level, `[policy]` and `[scene_cut]` as tables.
+
+        `context = false` or `scene_cut = false` switches that part of a preset off.
 
         A table `[calibration]` says how the settings were found (`eventful calibrate`). It is not
         part of them.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from eventful.bench.timing import Forward, gap, timed, wait
-from eventful.models.blocks import at_size
+from eventful.models.blocks import at_size, sharing_weights
 from eventful.surgery import libraries
 
 TRIES = {"cpu": (1, 1), "cuda": (3, 5)}  # calls before the trial, calls in it
@@ -35,31 +35,45 @@ class DensePaths:
     notes: list[str] = field(default_factory=list)
 
 
+def _itself(output: Any) -> Tensor:
+    assert isinstance(output, Tensor)
+    return output
+
+
 @dataclass(frozen=True)
 class DenseSpec:
     """The model and options from which dense paths are built.
 
     Attributes:
         mode: of `torch.compile`; "" for the default of the device.
+        parts: names of the modules to compile each by itself; none for the model as a whole.
+        read: a tensor of the model's output to compare paths by.
     """
 
     model: nn.Module
     example: Tensor
     compiled: bool = True
     mode: str = ""
+    parts: tuple[str, ...] = ()
+    read: Callable[[Any], Tensor] = _itself
 
     @property
     def cuda(self) -> bool:
         """Whether the model runs on a GPU."""
         return self.example.is_cuda
 
-    def compile(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
-        """The model through `torch.compile`, for the example's shape alone."""
+    def compile(self, model: nn.Module) -> Callable[[Tensor], Any]:
+        """The model, or its parts, through `torch.compile`, for the example's shape alone."""
         usual = "max-autotune-no-cudagraphs" if self.cuda else "default"
-        made: Callable[[Tensor], Tensor] = torch.compile(
-            model, mode=self.mode or usual, dynamic=False
-        )
-        return made
+        build = partial(torch.compile, mode=self.mode or usual, dynamic=False)
+        if not self.parts:
+            made: Callable[[Tensor], Any] = build(model)
+            return made
+        whole = sharing_weights(model)
+        for name in self.parts:
+            holder, _, last = name.rpartition(".")
+            setattr(whole.get_submodule(holder), last, build(whole.get_submodule(name)))
+        return whole
 
 
 def dense_paths(spec: DenseSpec, tick: Callable[[str], None] = lambda _: None) -> DensePaths:
@@ -73,12 +87,12 @@ def dense_paths(spec: DenseSpec, tick: Callable[[str], None] = lambda _: None) -
     spec = replace(spec, model=at_size(spec.model, (height, width)))
     if spec.compiled:
         torch.compiler.reset()  # models of earlier runs would use up the limit of recompilations
-    expected = _no_grad(spec.model)(spec.example).clone()
+    expected = spec.read(_no_grad(spec.model)(spec.example)).clone()
     for name, build in _recipes(spec, found):
         tick(f"building dense {name}")
         try:
             run = build()
-            difference = gap(run(spec.example), expected)
+            difference = gap(spec.read(run(spec.example)), expected)
             if not difference <= TOO_FAR:
                 found.notes.append(f"dense {name} left out: differs from eager by {difference:.1e}")
                 continue
@@ -114,6 +128,8 @@ def _cpu_recipes(spec: DenseSpec, found: DensePaths) -> Iterator[tuple[str, Call
         if spec.compiled and trial.get("bf16", float("inf")) < 1.2 * trial["eager"]:
             compiled_half = spec.compile(half)
             yield "compile-bf16", lambda: _cast(_no_grad(compiled_half), torch.bfloat16)
+    if spec.parts:
+        return  # a system of parts is not one graph for another runtime
     if importlib.util.find_spec("openvino") is None:
         found.notes.append("dense openvino not measured: not installed")
         return
@@ -138,8 +154,8 @@ def _trial(run: Forward, example: Tensor) -> float:
     return statistics.median(timed(run, example)[1] for _ in range(calls))
 
 
-def _no_grad(model: Callable[[Tensor], Tensor]) -> Forward:
-    def run(frame: Tensor) -> Tensor:
+def _no_grad(model: Callable[[Tensor], Any]) -> Forward:
+    def run(frame: Tensor) -> Any:
         with torch.no_grad():
             return model(frame)
 
@@ -150,7 +166,7 @@ def _cast(run: Forward, dtype: torch.dtype) -> Forward:
     return lambda frame: run(frame.to(dtype)).to(frame.dtype)
 
 
-def _graphed(model: Callable[[Tensor], Tensor], example: Tensor) -> Forward:
+def _graphed(model: Callable[[Tensor], Any], example: Tensor) -> Forward:
     """A CUDA graph of the forward pass over a static input."""
     static = example.clone()
     side = torch.cuda.Stream()
@@ -163,7 +179,7 @@ def _graphed(model: Callable[[Tensor], Tensor], example: Tensor) -> Forward:
     with torch.cuda.graph(graph), torch.no_grad():
         output = model(static)
 
-    def run(frame: Tensor) -> Tensor:
+    def run(frame: Tensor) -> Any:
         static.copy_(frame)
         graph.replay()
         return output

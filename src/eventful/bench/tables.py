@@ -62,7 +62,8 @@ def runtimes(reports: Sequence[dict[str, Any]]) -> str:
         views = math.prod(settings["views"])
         for row in rows:
             published = base.get((row["model"], row["size"]))
-            lines.append(_runtime(row, views, published, paper))
+            several = views if row["model"] == "vivit" else settings.get("streams", 1)
+            lines.append(_runtime(row, several, published, paper))
         note = f"*torch {where['torch']}, commit {where['commit']}*"
         if note not in lines:
             lines.append(note)
@@ -76,16 +77,18 @@ def runtimes(reports: Sequence[dict[str, Any]]) -> str:
 
 _RUNTIME_HEAD = (
     "| system | variant | first frame | transformer | total | transformer, against the fastest "
-    "dense | total, against the fastest dense | transformer, against the base model "
-    "| in the paper |",
-    "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    "dense | total, against the fastest dense | the same, frames queued "
+    "| transformer, against the base model | in the paper |",
+    "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
 )
 
 
-def _runtime(row: dict[str, Any], views: int, base: float | None, paper: str) -> str:
+def _runtime(row: dict[str, Any], several: int, base: float | None, paper: str) -> str:
     system = f"{_SYSTEMS[row['model']]} {row['size']}"
     if row["model"] == "vivit":
-        system += f", {views} view" + "s" * (views > 1)
+        system += f", {several} view" + "s" * (several > 1)
+    elif several > 1:
+        system += f", {several} streams"
     variant = row["label"] if row["r"] is None else f"{row['label']}, r = {row['r']}"
     # All steps of a video at once have no first one.
     together = row["model"] == "vivit" and row["label"].startswith("Base model, ")
@@ -94,7 +97,9 @@ def _runtime(row: dict[str, Any], views: int, base: float | None, paper: str) ->
         variant,
         "" if together else _milliseconds(row["first_ms"]),
         *(_milliseconds(row[name]) for name in ("ms", "total_ms")),
-        *(f"{row[name]:.2f}x" for name in ("speedup", "total_speedup", "base_speedup")),
+        *(f"{row[name]:.2f}x" for name in ("speedup", "total_speedup")),
+        f"{row['pipelined_speedup']:.2f}x" if row.get("pipelined_speedup") else "",
+        f"{row['base_speedup']:.2f}x",
         f"{base / row[paper]:.2f}x" if base and row[paper] else "",
     ]
     return f"| {' | '.join(cell or '–' for cell in cells)} |"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-Forward = Callable[[Tensor], Tensor]
+Forward = Callable[[Tensor], Any]
 Item = TypeVar("Item")
 
 
-def timed(run: Forward, frame: Tensor) -> tuple[Tensor, float]:
+def timed(run: Forward, frame: Tensor) -> tuple[Any, float]:
     """One call and its milliseconds by the wall clock, from an idle device to an idle device."""
     wait(frame.device)
     began = time.perf_counter()

@@ -259,7 +259,7 @@ def bench_runtime(
     made = run.only_variants(run.load_experiment(experiment, skip=False), model, size)
     plan = run.runtime_plan(
         timed.weights or [], timed.device, timed.dtype.value, timed.frames, timed.views,
-        compiled=timed.compiled, compile_mode=timed.compile_mode,
+        streams=timed.streams, compiled=timed.compiled, compile_mode=timed.compile_mode,
     )  # fmt: skip
     run.run_runtime(made, plan, out, as_json)
 

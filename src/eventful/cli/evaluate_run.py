@@ -161,13 +161,14 @@ def runtime_plan(
     frames: int | None,
     views: str,
     *,
+    streams: int = 1,
     compiled: bool = True,
     compile_mode: str = "",
 ) -> Plan:
     """Options as a plan for timing."""
     _check_device(device, dtype)
     given, files = _views(views), weight_files(weights)
-    return Plan(device, dtype, frames or 0, given, compiled, compile_mode, files)
+    return Plan(device, dtype, frames or 0, given, streams, compiled, compile_mode, files)
 
 
 def only_variants(made: Experiment, model: str | None, size: int | None) -> Experiment:
@@ -369,6 +370,7 @@ def _runtime_columns() -> Columns:
         ("total", "right", lambda row: _f(row.total_ms, 1)),
         ("fastest", "right", lambda row: _f(row.speedup, 2, "x")),
         ("total", "right", lambda row: _f(row.total_speedup, 2, "x")),
+        ("queued", "right", lambda row: _f(row.pipelined_speedup, 2, "x")),
         ("base", "right", lambda row: _f(row.base_speedup, 2, "x")),
         ("paper", "right", _published_times),
     ]

@@ -178,7 +178,7 @@ def pooled(model: Model, cells: int) -> Model:
     This is the paper's use of spatial redundancy (Section 5.3), dense. To have it eventful,
     convert the model as it is with `Config(pool=...)`.
     """
-    made = _sharing_weights(model)
+    made = sharing_weights(model)
     for block in made.modules():
         if isinstance(block, Block) and block.window is None:
             block.attn.pool = cells
@@ -197,7 +197,7 @@ def at_size(model: Model, size: tuple[int, int]) -> Model:
     """
     if not any(isinstance(part, PositionedTrunk) for part in model.modules()):
         return model
-    made = _sharing_weights(model)
+    made = sharing_weights(model)
     for trunk in made.modules():
         if isinstance(trunk, PositionedTrunk):
             trunk.keep_tables(trunk.grid(size))
@@ -208,7 +208,7 @@ def at_size(model: Model, size: tuple[int, int]) -> Model:
     return made
 
 
-def _sharing_weights(model: Model) -> Model:
+def sharing_weights(model: Model) -> Model:
     """A copy of the modules over the same parameters and buffers."""
     own = {id(part): part for part in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, own)  # parameters are known already, and stay shared

@@ -73,6 +73,8 @@ class Row:
         share: of the frames computed, when skipping.
         ms: milliseconds of the transformer, per frame after the first (ViTDet) or per video.
         total_ms: the same for the whole model.
+        pipelined_ms: the same, a frame, with frames queued; on a GPU alone.
+        pipelined_speedup: the same ratio as `total_speedup`, of those.
         first_ms: of a video's first frame, which is a flush.
         first_total_ms: the same for the whole model.
         speedup: of the transformer, against the fastest dense path in the same run.
@@ -106,6 +108,8 @@ class Row:
     speedup: float | None = None
     total_speedup: float | None = None
     base_speedup: float | None = None
+    pipelined_ms: float | None = None
+    pipelined_speedup: float | None = None
     videos: int | None = None
     frames: int | None = None
     skipped_videos: int = 0

@@ -1,9 +1,9 @@
 """Times of the paper's systems (Table 2), every variant in turn on the same frames.
 
-ViTDet is timed per frame, backbone and whole detector; ViViT per video, spatial model and whole
-model, with the views of the video stepped together. Time depends on shapes, so a synthetic clip is
-used, and random weights if none are given. The fastest dense path of the device is timed as well,
-because a user would choose it otherwise.
+ViTDet is timed per frame, backbone and whole detector, each in a stream of its own; ViViT per
+video, spatial model and whole model, with the views of the video stepped together. Time depends on
+shapes, so a synthetic clip is used, and random weights if none are given. The fastest dense path of
+the device is timed as well, because a user would choose it otherwise.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eventful.bench.contenders import Dense, Measured
+from eventful.bench.contenders import Contender, Dense, Measured
 from eventful.bench.dense import DenseSpec, dense_paths
 from eventful.bench.results import origin
-from eventful.bench.timing import in_turn, timed
+from eventful.bench.timing import in_turn, pipelined, timed
 from eventful.errors import ConfigError
 from eventful.models.vitdet.model import ViTDet, vitdet_b
 from eventful.models.vivit.model import ViViT, steps, vivit_b
@@ -37,6 +37,7 @@ WARM = {
     "cpu": 2,
     "cuda": 5,
 }  # steps of every contender before any is timed; capturing a CUDA graph takes four
+LIVELY = 20.0  # factor on the class weights of a random detector, so that it finds a hundred objects
 ROUNDS = {"cpu": 1, "cuda": 5}  # timed flushes of a detector, timed videos of a recogniser
 USUAL_FRAMES = {"cpu": 6, "cuda": 30}
 
@@ -48,6 +49,7 @@ class Plan:
     Attributes:
         frames: steady frames of the clip for ViTDet; 0 for the usual number of the device.
         views: of a video for ViViT, temporal and spatial.
+        streams: videos that a detector steps together.
         compiled: try `torch.compile` for the fastest dense path.
         compile_mode: of `torch.compile`; "" for the usual one of the device.
         weights: `base` for ViTDet, `vivit` for ViViT; either may be left out.
@@ -57,6 +59,7 @@ class Plan:
     dtype: str = "float32"
     frames: int = 0
     views: tuple[int, int] = (4, 3)
+    streams: int = 1
     compiled: bool = True
     compile_mode: str = ""
     weights: Mapping[str, Path] = field(default_factory=dict)
@@ -86,7 +89,12 @@ class Plan:
 
     def dense_spec(self, model: nn.Module, example: Tensor) -> DenseSpec:
         """What `dense_paths` needs to build the dense paths of a model."""
-        return DenseSpec(model, example, self.compiled, self.compile_mode)
+        made = DenseSpec(model, example, self.compiled, self.compile_mode)
+        if not isinstance(model, ViTDet):
+            return made
+        stages = [f"heads.stages.{number}" for number in range(len(model.heads.stages))]
+        parts = ("backbone", "pyramid", "rpn", *stages)
+        return replace(made, parts=parts, read=lambda found: found.scores)
 
 
 @dataclass
@@ -94,25 +102,36 @@ class Entry(Measured):
     """The contender of a variant; `ms` are milliseconds of the transformer alone.
 
     Attributes:
+        whole: the contender of the whole model; None where the rest runs after the transformer.
         total: milliseconds of the whole model.
+        pipelined: the same, a frame, with all frames queued before the last is waited for.
         first: of the first frame of a video, transformer and whole model.
         macs: operations of each timed step.
     """
 
     variant: Variant = field(kw_only=True)
+    whole: Contender | None = None
     total: list[float] = field(default_factory=list)
+    pipelined: list[float] = field(default_factory=list)
     first: list[tuple[float, float]] = field(default_factory=list)
     macs: list[int] = field(default_factory=list)
 
     def clear(self) -> None:
         """Discard the measurements so far."""
-        for values in (self.ms, self.total, self.first, self.macs):
+        for values in (self.ms, self.total, self.pipelined, self.first, self.macs):
             values.clear()
 
     def measured(self, fastest: Entry, base: Entry) -> dict[str, Any]:
         """Times for a row, and ratios of frames timed next to each other."""
         firsts = [statistics.median(values) for values in zip(*self.first, strict=True)]
+        queued = {}
+        if self.pipelined:
+            queued = {
+                "pipelined_ms": statistics.median(self.pipelined),
+                "pipelined_speedup": _ratio(fastest.pipelined, self.pipelined),
+            }
         return {
+            **queued,
             "ms": statistics.median(self.ms),
             "total_ms": statistics.median(self.total),
             "first_ms": firsts[0],
@@ -139,11 +158,13 @@ def measure_runtime(
         "dtype": plan.dtype,
         "frames": plan.steady,
         "views": list(plan.views),
+        "streams": plan.streams,
         "weights": sorted(plan.weights),
         "compile": (plan.compile_mode or "usual") if plan.compiled else "",
     }
-    report = Report(experiment, (), settings, origin(plan.device), detail={"dense_paths": {}})
-    run = _Run(plan, progress, report.detail["dense_paths"])
+    detail: dict[str, Any] = {"dense_paths": {}, "objects": {}}
+    report = Report(experiment, (), settings, origin(plan.device), detail=detail)
+    run = _Run(plan, progress, detail["dense_paths"], detail["objects"])
     for (model, size), group in groupby(experiment.variants, lambda v: (v.model, v.size)):
         time = _time_detector if model == "vitdet" else _time_recogniser
         rows = time(list(group), size, run)
@@ -158,40 +179,49 @@ class _Run:
 
     Attributes:
         dense_notes: trial times of the dense paths, by variant.
+        found: objects in a frame, by detector.
     """
 
     plan: Plan
     progress: Progress
     dense_notes: dict[str, str]
+    found: dict[str, float]
 
 
 def _time_detector(variants: Sequence[Variant], size: int | None, run: _Run) -> list[Row]:
-    """Milliseconds a frame."""
+    """Milliseconds a frame: of the backbone in one stream, of the whole detector in another."""
     plan, progress, size = run.plan, run.progress, size or 1024
     progress.stage(f"vitdet at {size} px: building the model and its frames")
-    model = _detector(size, plan)
-    clip = [plan.put(frame) for frame in moving_objects(1 + plan.steady, (size, size))]
-    dense = dense_macs(model.backbone, size)
-    entries = [Entry(contender(model.backbone, v, size), variant=v) for v in variants]
-    entries.append(_fastest_dense(variants[0], model.backbone, clip[0], dense, run))
+    model, clip = _detector(size, plan), _clip(plan, size)
+    several = None if plan.streams == 1 else plan.streams
+    dense = dense_macs(model.backbone, size) * plan.streams
+    entries = [
+        Entry(
+            contender(model.backbone, variant, size, views=several),
+            variant=variant,
+            whole=contender(model, variant, size, views=several),
+        )
+        for variant in variants
+    ]
+    entries.append(_fastest_detector(variants[0], model, clip[0], dense, run))
     warm = WARM[plan.device_type]
     progress.begin(variants[0], (warm + plan.rounds + plan.steady) * len(entries), 1)
 
     def step(entry: Entry, pixels: Tensor) -> tuple[float, float]:
-        features, spent = timed(entry.run, pixels)
-        _, rest = timed(lambda maps: _objects(model, maps, size), features)
+        assert entry.whole is not None
+        _, spent = timed(entry.run, pixels)
+        _, total = timed(entry.whole, pixels)
         progress.advance(1)
-        return spent, spent + rest
+        return spent, total
 
     for entry in (
         entries
     ):  # one after the other, so that graphs and compiled code are counted to the right one
         for t in range(warm):
-            entry.run(clip[t % len(clip)])
-            progress.advance(1)
+            step(entry, clip[t % len(clip)])
     for turn in range(plan.rounds):
         for entry in in_turn(entries, turn):
-            entry.run.reset()
+            _reset(entry)
             entry.first.append(step(entry, clip[0]))
     for entry in entries:
         entry.macs.append(entry.run.macs)
@@ -201,7 +231,37 @@ def _time_detector(variants: Sequence[Variant], size: int | None, run: _Run) -> 
             entry.ms.append(spent)
             entry.total.append(total)
             entry.macs.append(entry.run.macs)
+    _queue(entries, clip[1:], plan.rounds)
+    run.found[f"vitdet-{size}"] = _objects(entries[-1], clip[0])
     return _rows(entries, dense / 1e9, lambda entry: statistics.mean(entry.macs) / 1e9)
+
+
+def _clip(plan: Plan, size: int) -> list[Tensor]:
+    """The frames (streams, 3, size, size) of one video for each stream."""
+    videos = [moving_objects(1 + plan.steady, (size, size), seed=s) for s in range(plan.streams)]
+    return [plan.put(torch.cat(frames)) for frames in zip(*videos, strict=True)]
+
+
+def _reset(entry: Entry) -> None:
+    entry.run.reset()
+    if entry.whole is not None:
+        entry.whole.reset()
+
+
+def _queue(entries: Sequence[Entry], frames: Sequence[Tensor], rounds: int) -> None:
+    """Time whole models with their frames queued; on a CPU that is no different."""
+    if frames[0].device.type == "cpu":
+        return
+    for turn in range(rounds):
+        for entry in in_turn(entries, turn):
+            assert entry.whole is not None
+            entry.pipelined.append(pipelined(entry.whole, frames))
+
+
+def _objects(entry: Entry, pixels: Tensor) -> float:
+    """Objects that a detector finds in a frame, in the mean."""
+    assert entry.whole is not None
+    return statistics.mean(len(part) for part in entry.whole(pixels))
 
 
 def _time_recogniser(variants: Sequence[Variant], size: int | None, run: _Run) -> list[Row]:
@@ -268,22 +328,34 @@ def _rows(
 
 def _fastest_dense(like: Variant, model: nn.Module, example: Tensor, macs: int, run: _Run) -> Entry:
     """The dense path with the shortest trial time, named in the label."""
-    name = f"{like.model} at {example.shape[-1]} px"
+    name, best = _fastest(like, model, example, run)
+    variant = Variant(f"Base model, {name}", DENSE, like.model, like.size)
+    return Entry(Dense(best, macs), variant=variant)
+
+
+def _fastest_detector(
+    like: Variant, model: ViTDet, example: Tensor, macs: int, run: _Run
+) -> Entry:
+    """The fastest dense paths of a backbone and of the whole detector."""
+    inner, backbone = _fastest(like, model.backbone, example, run)
+    outer, whole = _fastest(like, model, example, run)
+    label = outer if inner == outer else f"{outer}, backbone {inner}"
+    variant = Variant(f"Base model, {label}", DENSE, like.model, like.size)
+    return Entry(Dense(backbone, macs), variant=variant, whole=Dense(whole))
+
+
+def _fastest(
+    like: Variant, model: nn.Module, example: Tensor, run: _Run
+) -> tuple[str, Callable[[Tensor], Any]]:
+    """Name and call of the dense path with the shortest trial time."""
+    name = f"{type(model).__name__} at {example.shape[-1]} px"
     paths = dense_paths(
         run.plan.dense_spec(model, example), lambda what: run.progress.stage(f"{name}: {what}")
     )
-    best = min(paths.trial_ms, key=lambda name: paths.trial_ms[name])
-    variant = Variant(f"Base model, {best}", DENSE, like.model, like.size)
-    trials = ", ".join(f"{name} {ms:.3g} ms" for name, ms in paths.trial_ms.items())
-    run.dense_notes[variant.key] = "; ".join([f"trials: {trials}", *paths.notes])
-    return Entry(Dense(paths.runs[best], macs), variant=variant)
-
-
-@torch.no_grad()
-def _objects(model: ViTDet, features: Tensor, size: int) -> Any:
-    """The layers after the backbone."""
-    maps, sizes = model.pyramid(features), [(size, size)] * len(features)
-    return model.heads(maps, model.rpn.propose(model.rpn(maps), sizes), sizes)
+    best = min(paths.trial_ms, key=lambda path: paths.trial_ms[path])
+    trials = ", ".join(f"{path} {ms:.3g} ms" for path, ms in paths.trial_ms.items())
+    run.dense_notes[name] = "; ".join([f"trials: {trials}", *paths.notes])
+    return best, paths.runs[best]
 
 
 @torch.no_grad()
@@ -301,6 +373,9 @@ def _detector(size: int, plan: Plan) -> ViTDet:
     torch.manual_seed(0)
     model = plan.place(vitdet_b(size=size))
     assert isinstance(model, ViTDet)
+    with torch.no_grad():
+        for stage in model.heads.stages:
+            stage.get_submodule("scores").weight.mul_(LIVELY)  # type: ignore[operator,union-attr]
     return model
 
 
