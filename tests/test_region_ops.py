@@ -100,12 +100,12 @@ def test_align_regions(backend, kind, channels, output, levels, poison):
         make(2, 24 // 2**i + 1, 31 // 2**i + 1, channels, kind=kind) for i in range(levels)
     )
     scales = tuple(0.25 / 2**i for i in range(levels))
-    boxes = some_boxes(2, 9, side=90.0).to(DEVICE)
+    boxes = some_boxes(2, 9, side=40.0).to(DEVICE)
     boxes[0, 0] = torch.tensor([-40.0, -30.0, -5.0, 20.0])
     boxes[0, 1] = torch.tensor([3.0, 3.0, 3.0, 9.0])
     boxes[0, 2] = torch.nan
     boxes[1, 0, 2] = torch.inf
-    boxes[1, 1] = torch.tensor([110.0, 80.0, 260.0, 240.0])
+    boxes[1, 1] = torch.tensor([110.0, 80.0, 150.0, 110.0])
     level = torch.arange(18, device=DEVICE).reshape(2, 9) % (levels + 1) - 1
     level[0, 2] = level[1, 0] = 0
     expected = reference.align_regions(maps, scales, boxes, level, output)

@@ -26,11 +26,11 @@ from eventful.ops.triton import (  # noqa: E402
     gates,
     interpreted,
     motion,
+    nms,
     regions,
     relative,
     rows,
     scores,
-    suppress,
     tiles,
     windows,
 )
@@ -226,8 +226,8 @@ def test_context(compiled, kind, relative):
 @pytest.mark.parametrize("kept", [100, 512])
 def test_nms(compiled, kept):
     boxes = torch.zeros(5, 1000, 4)
-    suppress.suppress(boxes, torch.ones(5, 1000, dtype=torch.bool), 0.7)
-    suppress.keep_apart(boxes, torch.zeros(5, 1000, dtype=torch.int64), COUNT.expand(5), 0.5, kept)
+    nms.suppress(boxes, torch.ones(5, 1000, dtype=torch.bool), 0.7)
+    nms.keep_apart(boxes, torch.zeros(5, 1000, dtype=torch.int64), COUNT.expand(5), 0.5, kept)
     assert compiled == ["_suppressed", "_settle", "_keep_apart"]
 
 

@@ -18,6 +18,7 @@ from eventful.models.vitdet.frames import Targets
 from eventful.models.vitdet.heads import CASCADE_IOU
 from eventful.models.vitdet.losses import RPN_SAMPLING, Sampling, rpn_losses
 from eventful.models.vitdet.rpn import ANCHOR_RATIOS, RPN, Predictions
+from eventful.ops import reference
 from test_training_vitdet import tiny
 from test_vitdet import stir
 from tolerances import limit
@@ -109,6 +110,11 @@ def test_the_losses_of_the_proposals_are_those_of_single_images(
     torch.testing.assert_close(got["rpn_box"], distance / share, **bound)
 
 
+def padded(part: Tensor) -> boxes.Padded:
+    """The boxes of one image."""
+    return boxes.Padded(part[None], torch.ones(1, len(part), dtype=torch.bool))
+
+
 def literal_head_losses(
     model: ViTDet,
     maps: list[Tensor],
@@ -131,7 +137,7 @@ def literal_head_losses(
             labels = literal_labels(target, part, rule)
             kept = [place for place, (_, label) in enumerate(labels) if label != boxes.IGNORED]
             own = [features[image : image + 1] for features in maps]
-            logits, codes = stage(regions.pool_regions(own[:4], [part[kept]], 7))
+            logits, codes = stage(regions.pool_regions(own[:4], padded(part[kept]), 7))
             refined = stage.coder.decode(part[kept], codes)
             for slot, place in enumerate(kept):
                 row, label = labels[place]
@@ -164,7 +170,7 @@ def test_the_losses_of_the_heads_are_those_of_single_images(seed: int, cascade: 
     with torch.no_grad():
         maps = model.features(frames)
         found = model.rpn(maps)
-        proposals = model.rpn.propose(found, sizes)
+        proposals = padded_as_lists(model.rpn.propose(found, torch.tensor(sizes)))
         assert all(len(part) for part in proposals)
         wanted = literal_head_losses(model, maps, proposals, targets, sizes)
         got = model.losses(frames, targets, [Placement(size, size) for size in sizes])
@@ -177,6 +183,28 @@ def everyone(model: ViTDet) -> ViTDet:
     """Its heads train on all proposals."""
     model.heads.config = replace(model.heads.config, samples=1000, positive=1.0)
     return model.train()
+
+
+def literal_proposals(rpn: RPN, found: Predictions, sizes: list[tuple[int, int]]) -> list[Tensor]:
+    """The best boxes of each image, one image after the other, in tensors of their own size."""
+    before, after = rpn.keep_before[0], rpn.keep_after[0]
+    made = []
+    for image, size in enumerate(sizes):
+        candidates, scores, levels = [], [], []
+        parts = zip(found.anchors, found.logits, found.codes, strict=True)
+        for level, (anchors, logits, codes) in enumerate(parts):
+            top, index = logits[image].topk(min(before, logits.shape[1]))
+            candidates.append(rpn.coder.decode(anchors[index], codes[image, index]))
+            scores.append(top)
+            levels.append(torch.full((len(index),), level))
+        part, score, level = (torch.cat(some) for some in (candidates, scores, levels))
+        fine = part.isfinite().all(dim=1) & score.isfinite()
+        part = boxes.clip(part, size)
+        fine &= boxes.nonempty(part)
+        part, score, level = part[fine], score[fine], level[fine]
+        kept = regions.grouped_nms(part, score, level, rpn.nms_threshold)
+        made.append(part[kept[:after]])
+    return made
 
 
 def padded_as_lists(found: boxes.Padded) -> list[Tensor]:
@@ -213,13 +241,13 @@ def test_proposals_of_a_batch_are_those_of_its_images(
         elif case == "crowded":
             codes.mul_(0.1)
     if chunks:
-        monkeypatch.setattr(regions, "_MOST_PAIRS", 1)
-        monkeypatch.setattr(regions, "_MOST_BYTES", 1 << 20)
+        monkeypatch.setattr(reference.regions, "_MOST_PAIRS", 1)
+        monkeypatch.setattr(reference.regions, "_MOST_BYTES", 1 << 20)
     lengths = set()
     for counts in ((2000, 1000), (60, 1000), (60, 15), (7, 3)):
         rpn = RPN(4, keep_before=(counts[0], 1), keep_after=(counts[1], 1), nms_threshold=0.5)
-        expected = rpn.propose(found, SIZES)
-        got = padded_as_lists(rpn.propose_padded(found, torch.tensor(SIZES)))
+        expected = literal_proposals(rpn, found, SIZES)
+        got = padded_as_lists(rpn.propose(found, torch.tensor(SIZES)))
         assert [len(part) for part in got] == [len(part) for part in expected]
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
         lengths |= {len(part) for part in expected}

@@ -55,7 +55,7 @@ def suppress(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
     dtype = torch.bfloat16 if boxes.is_cuda else torch.float32
     pairs = max(1, boxes.shape[1] ** 2)
     sets = max(1, _MOST_BYTES // (pairs * dtype.itemsize))
-    parts = zip(boxes.split(sets), valid.split(sets), strict=True)
+    parts = zip(torch.split(boxes, sets), torch.split(valid, sets), strict=True)
     with torch.autocast(boxes.device.type, enabled=False):
         return torch.cat([_settle(*part, threshold, dtype) for part in parts])
 
@@ -80,7 +80,7 @@ def _suppresses(boxes: Tensor, threshold: float, dtype: torch.dtype) -> Tensor:
     sets, count = boxes.shape[:2]
     found = boxes.new_empty((sets, count, count), dtype=dtype)
     step = max(1, _MOST_PAIRS // max(1, count * count))
-    for some, part in zip(boxes.split(step), found.split(step), strict=True):
+    for some, part in zip(torch.split(boxes, step), torch.split(found, step), strict=True):
         part.copy_((iou(some, some) > threshold).triu(1))
     return found
 

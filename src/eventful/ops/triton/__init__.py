@@ -25,6 +25,7 @@ from eventful.ops.triton.context import add_context_
 from eventful.ops.triton.exact import add_held, exchange_, gate_error, gate_rows, recompute_
 from eventful.ops.triton.gates import MOST_TOKENS, error_norm, pick
 from eventful.ops.triton.motion import carry, match_blocks
+from eventful.ops.triton.nms import MOST_KEPT, keep_apart, suppress
 from eventful.ops.triton.regions import MOST_MAPS, align_regions
 from eventful.ops.triton.relative import relative_logits
 from eventful.ops.triton.rows import add_norm, swap_rows_, take_slots, write_rows_
@@ -34,7 +35,6 @@ from eventful.ops.triton.scores import (
     follow_change_,
     frame_score,
 )
-from eventful.ops.triton.suppress import MOST_KEPT, keep_apart, suppress
 from eventful.ops.triton.windows import attend_windows
 
 __all__ = [

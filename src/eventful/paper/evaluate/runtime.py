@@ -282,8 +282,8 @@ def _fastest_dense(like: Variant, model: nn.Module, example: Tensor, macs: int, 
 @torch.no_grad()
 def _objects(model: ViTDet, features: Tensor, size: int) -> Any:
     """The layers after the backbone."""
-    maps, sizes = model.pyramid(features), [(size, size)] * len(features)
-    return model.heads(maps, model.rpn.propose(model.rpn(maps), sizes), sizes)
+    found = model.detect(model.pyramid(features), [(size, size)] * len(features))
+    return list(found)  # as a user reads it
 
 
 @torch.no_grad()
