@@ -19,6 +19,7 @@ from eventful.models.vitdet.heads import CASCADE_IOU
 from eventful.models.vitdet.losses import RPN_SAMPLING, Sampling, rpn_losses
 from eventful.models.vitdet.rpn import ANCHOR_RATIOS, RPN, Predictions
 from eventful.ops import reference
+from fixed_heads import literal_proposals
 from test_training_vitdet import tiny
 from test_vitdet import stir
 from tolerances import limit
@@ -183,28 +184,6 @@ def everyone(model: ViTDet) -> ViTDet:
     """Its heads train on all proposals."""
     model.heads.config = replace(model.heads.config, samples=1000, positive=1.0)
     return model.train()
-
-
-def literal_proposals(rpn: RPN, found: Predictions, sizes: list[tuple[int, int]]) -> list[Tensor]:
-    """The best boxes of each image, one image after the other, in tensors of their own size."""
-    before, after = rpn.keep_before[0], rpn.keep_after[0]
-    made = []
-    for image, size in enumerate(sizes):
-        candidates, scores, levels = [], [], []
-        parts = zip(found.anchors, found.logits, found.codes, strict=True)
-        for level, (anchors, logits, codes) in enumerate(parts):
-            top, index = logits[image].topk(min(before, logits.shape[1]))
-            candidates.append(rpn.coder.decode(anchors[index], codes[image, index]))
-            scores.append(top)
-            levels.append(torch.full((len(index),), level))
-        part, score, level = (torch.cat(some) for some in (candidates, scores, levels))
-        fine = part.isfinite().all(dim=1) & score.isfinite()
-        part = boxes.clip(part, size)
-        fine &= boxes.nonempty(part)
-        part, score, level = part[fine], score[fine], level[fine]
-        kept = regions.grouped_nms(part, score, level, rpn.nms_threshold)
-        made.append(part[kept[:after]])
-    return made
 
 
 def padded_as_lists(found: boxes.Padded) -> list[Tensor]:
