@@ -83,7 +83,7 @@ def same(got: Detections, wanted: Detections) -> None:
 @pytest.mark.parametrize("placed", [False, True], ids=["pixels", "pixels and placements"])
 @pytest.mark.parametrize("preset", ["fast", "exact", "paper"])
 def test_a_whole_detector_streams(preset: str, placed: bool) -> None:
-    """Its heads ask the host, so that its blocks alone are recorded."""
+    """All of it is recorded: its heads do not ask the host how many objects there are."""
     model = tiny_models.detector().to("cuda").eval()
     config = eventful.Config.preset(preset, eventful.TopR(16), fallback=False)
     stream = eventful.Stream(eventful.convert(model, config))
@@ -98,7 +98,7 @@ def test_a_whole_detector_streams(preset: str, placed: bool) -> None:
     if preset == "fast":
         works = [w for w in stream._executor.store.shapes.values() if w.recorded is not None]
         assert works
-        assert all(work.recorded.blocks is not None for work in works)
+        assert all(work.recorded.blocks is None for work in works)
 
 
 @pytest.mark.parametrize("preset", ["fast", "exact"])
@@ -112,9 +112,7 @@ def test_few_tokens_of_a_detector_are_those_of_the_cpu(preset: str) -> None:
     for t in range(6):
         frame = frame + 0.3 * torch.randn_like(frame) * (torch.rand(1, 1, 64, 64) > 0.7)
         with torch.no_grad():
-            maps = model.pyramid(here(frame))
-            sizes = [(64, 64)]
-            (wanted,) = model.heads(maps, model.rpn.propose(model.rpn(maps), sizes), sizes)
+            (wanted,) = model.detect(model.pyramid(here(frame)), [(64, 64)])
         (got,) = there(frame.cuda())
         assert len(got.scores) == len(wanted.scores), t
         # Other rounding of the features, which the memory carries through six frames.
@@ -170,8 +168,8 @@ def test_proposals_of_a_batch_are_those_of_the_cpu() -> None:
     rpn, here, there = tiny_models.detector().rpn.train(), some_predictions(0), some_predictions(0)
     for parts in (there.anchors, there.logits, there.codes):
         parts[:] = moved("cuda", *parts)
-    wanted = rpn.propose_padded(here, torch.tensor(SIZES))
-    got = rpn.propose_padded(there, torch.tensor(SIZES, device="cuda"))
+    wanted = rpn.propose(here, torch.tensor(SIZES))
+    got = rpn.propose(there, torch.tensor(SIZES, device="cuda"))
     assert torch.equal(got.valid.cpu(), wanted.valid)
     torch.testing.assert_close(got.boxes.cpu(), wanted.boxes, **BOXES)
 

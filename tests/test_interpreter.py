@@ -24,6 +24,7 @@ FILES = (
     "test_motion_ops.py",
     "test_packed.py",
     "test_pick_floor.py",
+    "test_region_ops.py",
     "test_score_ops.py",
     "test_triton_step.py",
 )

@@ -6,12 +6,14 @@ are compared with them too.
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from eventful import ops
 from eventful.models.vitdet import boxes, regions
 from eventful.surgery.adapters.torchvision_ops import compiled_ops
 from eventful.surgery.libraries import load
@@ -217,7 +219,7 @@ def test_roi_align_equals_onnxruntime(case: str, output: int) -> None:
         spatial_scale=0.25,
         coordinate_transformation_mode="half_pixel",
     )(features.numpy(), given.numpy(), images.numpy())
-    ours = regions.roi_align_torch(features, given, images, output, 0.25)
+    ours = ops.roi_align(features, given, images, output, 0.25)
     torch.testing.assert_close(ours, torch.from_numpy(theirs), **VALUES)
 
 
@@ -225,20 +227,20 @@ def test_regions_of_boxes_that_are_not_finite_are_empty() -> None:
     """onnxruntime refuses them; here they do no harm to the others."""
     features = torch.randn(1, 3, 16, 16)
     images = torch.zeros(len(UNREAL), dtype=torch.int64)
-    found = regions.roi_align_torch(features, UNREAL, images, 7, 0.25)
+    found = ops.roi_align(features, UNREAL, images, 7, 0.25)
     fine = UNREAL.isfinite().all(dim=1)
     assert not found[~fine].any()
-    alone = regions.roi_align_torch(features, UNREAL[fine], images[fine], 7, 0.25)
+    alone = ops.roi_align(features, UNREAL[fine], images[fine], 7, 0.25)
     assert torch.equal(found[fine], alone)
 
 
 def test_regions_without_boxes_and_gradients() -> None:
     features = torch.randn(1, 3, 8, 8, requires_grad=True)
-    none = regions.roi_align_torch(features, torch.zeros(0, 4), torch.zeros(0).long(), 7, 0.25)
+    none = ops.roi_align(features, torch.zeros(0, 4), torch.zeros(0).long(), 7, 0.25)
     assert none.shape == (0, 3, 7, 7)
     assert regions.nms_torch(torch.zeros(0, 4), torch.zeros(0), 0.5).tolist() == []
     whole = torch.tensor([[0.0, 0.0, 32.0, 32.0]])
-    regions.roi_align_torch(features, whole, torch.zeros(1).long(), 7, 0.25).sum().backward()
+    ops.roi_align(features, whole, torch.zeros(1).long(), 7, 0.25).sum().backward()
     # Every bin's weights add up to one.
     assert features.grad is not None
     assert features.grad.sum() == pytest.approx(3 * 49, rel=limit("operation"))
@@ -296,13 +298,13 @@ def test_compiled_regions_are_read_in_single_precision(monkeypatch: pytest.Monke
 
     def align(features, rois, output, scale, ratio, aligned):
         assert features.dtype == rois.dtype == torch.float32
-        return regions.roi_align_torch(features, rois[:, 1:], rois[:, 0].long(), output, scale)
+        return ops.roi_align(features, rois[:, 1:], rois[:, 0].long(), output, scale)
 
     monkeypatch.setattr(regions, "compiled_ops", lambda: SimpleNamespace(roi_align=align))
     features, box = torch.randn(1, 3, 64, 64), torch.tensor([[201.0, 3.0, 243.0, 31.0]])
     half = regions.roi_align(features.bfloat16(), box, torch.tensor([0]), 7, 0.25)
     assert half.dtype == torch.bfloat16
-    exact = regions.roi_align_torch(features, box, torch.tensor([0]), 7, 0.25)
+    exact = ops.roi_align(features, box, torch.tensor([0]), 7, 0.25)
     bound = limit("operation", torch.bfloat16)
     torch.testing.assert_close(half.float(), exact, atol=bound, rtol=bound)
 
@@ -310,10 +312,14 @@ def test_compiled_regions_are_read_in_single_precision(monkeypatch: pytest.Monke
 def test_regions_are_read_from_the_level_of_their_size() -> None:
     maps = [torch.full((1, 1, 256 // 2**i, 256 // 2**i), float(i + 2)) for i in range(4)]
     given = torch.tensor([[0.0, 0.0, s, s] for s in (30.0, 112.0, 224.0, 448.0, 900.0)])
-    assert regions.pool_regions(maps, [given[:2], given[2:]][:1], 7).amax((1, 2, 3)).tolist() == [
-        2.0,
-        3.0,
-    ]
+    none = torch.tensor([[0.0, 0.0, 30.0, math.nan]])
+    padded = boxes.Padded(torch.cat([given, none, given[:1]])[None], torch.ones(1, 7).bool())
+    padded.valid[0, -1] = False
+    pooled = regions.pool_regions(maps, padded, 7)
+    assert pooled.shape == (7, 1, 7, 7)
+    expected = pytest.approx([2.0, 3.0, 4.0, 5.0, 5.0, 0.0, 0.0], rel=1e-6)
+    assert pooled.amax((1, 2, 3)).tolist() == expected
+    assert pooled.is_contiguous(memory_format=torch.channels_last)
     assert boxes.pyramid_level(given, 2, 5).tolist() == [2, 3, 4, 5, 5]
 
 
@@ -350,5 +356,5 @@ def test_roi_align_equals_torchvision(case: str, output: int, device: str) -> No
     images = torch.arange(len(given), device=device) % 2
     rois = torch.cat([images[:, None].float(), given], dim=1)
     expected = load("torchvision.ops").roi_align(features, rois, output, 0.25, 0, True)
-    ours = regions.roi_align_torch(features, given, images, output, 0.25)
+    ours = ops.roi_align(features, given, images, output, 0.25)
     torch.testing.assert_close(ours, expected, **VALUES)

@@ -26,6 +26,8 @@ from eventful.ops.triton import (  # noqa: E402
     gates,
     interpreted,
     motion,
+    nms,
+    regions,
     relative,
     rows,
     scores,
@@ -43,6 +45,7 @@ KINDS = {
     torch.bfloat16: "*bf16",
     torch.int64: "*i64",
     torch.int32: "*i32",
+    torch.uint8: "*u8",
 }
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 
@@ -218,6 +221,23 @@ def test_context(compiled, kind, relative):
     parts = tuple(make(1, 4096, 12, 64, kind=kind) for _ in range(2)) if relative else None
     context.add_context_(memory, (new, new), (new, new), COUNT, 0.125, SLOTS, parts, INDEX)
     assert compiled == ["_add_context"]
+
+
+@pytest.mark.parametrize("kept", [100, 512])
+def test_nms(compiled, kept):
+    boxes = torch.zeros(5, 1000, 4)
+    nms.suppress(boxes, torch.ones(5, 1000, dtype=torch.bool), 0.7)
+    nms.keep_apart(boxes, torch.zeros(5, 1000, dtype=torch.int64), COUNT.expand(5), 0.5, kept)
+    assert compiled == ["_suppressed", "_settle", "_keep_apart"]
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32], ids=str)
+def test_regions(compiled, kind):
+    maps = tuple(make(1, side, side, 256, kind=kind) for side in (256, 128, 64, 32))
+    level = torch.zeros(1, 300, dtype=torch.int64)
+    regions.align_regions(maps, (1 / 4, 1 / 8, 1 / 16, 1 / 32), torch.zeros(1, 300, 4), level, 7)
+    regions.align_regions(maps[:2], (1 / 4, 1 / 8), torch.zeros(1, 300, 4), level, 14)
+    assert compiled == ["_align_regions"] * 2
 
 
 def test_the_largest_tiles_that_fit_are_found_once(monkeypatch):

@@ -262,7 +262,8 @@ def test_what_lies_in_the_padding_is_never_found() -> None:
     noisy[..., place.content[0] :, :] = 9 * torch.randn(96 - place.content[0], 96)
     with torch.no_grad():
         maps = model.features(noisy)
-        (proposals,) = model.rpn.propose(model.rpn(maps), [place.content])
+        found = model.rpn.propose(model.rpn(maps), torch.tensor([place.content]))
+        proposals = found.boxes[found.valid]
         (found,) = model(noisy, [place])
     assert len(proposals)
     assert float(proposals[:, 3].max()) <= place.content[0]
@@ -349,7 +350,8 @@ def test_cascade_averages_its_stages() -> None:
         stage.scores.bias.data.copy_(row[0])
     proposal = torch.tensor([[8.0, 8.0, 40.0, 60.0]])
     maps = model.features(torch.randn(1, 3, 96, 96))
-    (found,) = model.heads(maps, [proposal], [(96, 96)])
+    given = boxes.Padded(proposal[None], torch.ones(1, 1, dtype=torch.bool))
+    (found,) = model.heads(maps, given, torch.tensor([[96, 96]]))
     mean = logits.softmax(dim=2).mean(dim=0)[0, :-1]
     assert torch.equal(found.labels, mean.argsort(descending=True))
     torch.testing.assert_close(found.scores, mean.sort(descending=True).values)

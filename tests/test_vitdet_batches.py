@@ -18,6 +18,8 @@ from eventful.models.vitdet.frames import Targets
 from eventful.models.vitdet.heads import CASCADE_IOU
 from eventful.models.vitdet.losses import RPN_SAMPLING, Sampling, rpn_losses
 from eventful.models.vitdet.rpn import ANCHOR_RATIOS, RPN, Predictions
+from eventful.ops import reference
+from fixed_heads import literal_proposals
 from test_training_vitdet import tiny
 from test_vitdet import stir
 from tolerances import limit
@@ -109,6 +111,11 @@ def test_the_losses_of_the_proposals_are_those_of_single_images(
     torch.testing.assert_close(got["rpn_box"], distance / share, **bound)
 
 
+def padded(part: Tensor) -> boxes.Padded:
+    """The boxes of one image."""
+    return boxes.Padded(part[None], torch.ones(1, len(part), dtype=torch.bool))
+
+
 def literal_head_losses(
     model: ViTDet,
     maps: list[Tensor],
@@ -131,7 +138,7 @@ def literal_head_losses(
             labels = literal_labels(target, part, rule)
             kept = [place for place, (_, label) in enumerate(labels) if label != boxes.IGNORED]
             own = [features[image : image + 1] for features in maps]
-            logits, codes = stage(regions.pool_regions(own[:4], [part[kept]], 7))
+            logits, codes = stage(regions.pool_regions(own[:4], padded(part[kept]), 7))
             refined = stage.coder.decode(part[kept], codes)
             for slot, place in enumerate(kept):
                 row, label = labels[place]
@@ -164,7 +171,7 @@ def test_the_losses_of_the_heads_are_those_of_single_images(seed: int, cascade: 
     with torch.no_grad():
         maps = model.features(frames)
         found = model.rpn(maps)
-        proposals = model.rpn.propose(found, sizes)
+        proposals = padded_as_lists(model.rpn.propose(found, torch.tensor(sizes)))
         assert all(len(part) for part in proposals)
         wanted = literal_head_losses(model, maps, proposals, targets, sizes)
         got = model.losses(frames, targets, [Placement(size, size) for size in sizes])
@@ -213,13 +220,13 @@ def test_proposals_of_a_batch_are_those_of_its_images(
         elif case == "crowded":
             codes.mul_(0.1)
     if chunks:
-        monkeypatch.setattr(regions, "_MOST_PAIRS", 1)
-        monkeypatch.setattr(regions, "_MOST_BYTES", 1 << 20)
+        monkeypatch.setattr(reference.regions, "_MOST_PAIRS", 1)
+        monkeypatch.setattr(reference.regions, "_MOST_BYTES", 1 << 20)
     lengths = set()
     for counts in ((2000, 1000), (60, 1000), (60, 15), (7, 3)):
         rpn = RPN(4, keep_before=(counts[0], 1), keep_after=(counts[1], 1), nms_threshold=0.5)
-        expected = rpn.propose(found, SIZES)
-        got = padded_as_lists(rpn.propose_padded(found, torch.tensor(SIZES)))
+        expected = literal_proposals(rpn, found, SIZES)
+        got = padded_as_lists(rpn.propose(found, torch.tensor(SIZES)))
         assert [len(part) for part in got] == [len(part) for part in expected]
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
         lengths |= {len(part) for part in expected}

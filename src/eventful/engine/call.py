@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -76,6 +76,12 @@ class Call:
         values = (*self.args, *self.kwargs.values())
         return all(value is self.frame or _is_simple(value) for value in values)
 
+    @property
+    def divisible(self) -> bool:
+        """Whether the call can be made for some of its streams: no argument has a row for each."""
+        values = (*self.args, *self.kwargs.values())
+        return self.repeatable and not any(_has_records(value) for value in values)
+
     def key(self) -> Hashable:
         """What calls share that do the same work on their frames; of repeatable calls, all."""
         if not self.kwargs and len(self.args) == 1 and self.args[0] is self.frame:
@@ -90,4 +96,21 @@ class Call:
 def _is_simple(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_simple(entry) for entry in value)
+    if _is_record(value):
+        return all(_is_simple(getattr(value, each.name)) for each in fields(value))
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def _is_record(value: Any) -> bool:
+    """Whether a value is a frozen dataclass that shows all it holds, as a detector's placement."""
+    kind = type(value)
+    if not is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return False
+    # Made by `dataclass`, not by hand: two calls with the same text are the same.
+    return bool(kind.__dataclass_params__.repr) and all(each.repr for each in fields(kind))  # type: ignore[attr-defined]
+
+
+def _has_records(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_has_records(entry) for entry in value)
+    return _is_record(value)

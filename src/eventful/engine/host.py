@@ -69,7 +69,7 @@ class HostExecutor(Executor):
     def step(self, rows: Sequence[int], plan: StepPlan, call: Call, view: ModelView) -> StepResult:
         """See `Executor`."""
         bad = list(rows_not_finite(call.frame))
-        if bad and not (self.partial and len(bad) < len(rows) and call.repeatable):
+        if bad and not (self.partial and len(bad) < len(rows) and call.divisible):
             check_finite(call.frame)
         good = list(range(len(rows)))
         if bad:

@@ -66,7 +66,7 @@ def split_flushes(state: StreamState, call: Call) -> Passes | None:
 
     A call with arguments beside the frame cannot be split: they may hold a row per stream.
     """
-    if min(state.frames) >= 0 or max(state.frames) < 0 or not call.repeatable:
+    if min(state.frames) >= 0 or max(state.frames) < 0 or not call.divisible:
         return None
     late = [i for i, frames in enumerate(state.frames) if frames < 0]
     rest = [i for i, frames in enumerate(state.frames) if frames >= 0]

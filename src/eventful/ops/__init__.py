@@ -15,14 +15,19 @@ from eventful.ops.reference import (
     Ragged,
     WindowGrid,
     WindowMap,
+    area,
+    by_level,
     fit_rows,
     follow_level,
     gather,
     held,
     indices_of,
+    intersection,
+    iou,
     join_heads,
     logits,
     merge_partial,
+    roi_align,
     sample,
     scatter_,
     share_out,
@@ -36,6 +41,7 @@ from eventful.ops.scratch import scratch
 add_context_ = operation(_reference.add_context_)
 add_held = operation(_reference.add_held)
 add_norm = operation(_reference.add_norm)
+align_regions = operation(_reference.align_regions)
 attend = operation(_reference.attend)
 attend_lse = operation(_reference.attend_lse)
 attend_partial = operation(_reference.attend_partial)
@@ -50,10 +56,12 @@ frame_score = operation(_reference.frame_score)
 gate_error = operation(_reference.gate_error)
 gate_rows = operation(_reference.gate_rows)
 grey_picture = operation(_reference.grey_picture)
+keep_apart = operation(_reference.keep_apart)
 match_blocks = operation(_reference.match_blocks)
 pick = operation(_reference.pick)
 recompute_ = operation(_reference.recompute_)
 relative_logits = operation(_reference.relative_logits)
+suppress = operation(_reference.suppress)
 swap_rows_ = operation(_reference.swap_rows_)
 take_slots = operation(_reference.take_slots)
 write_rows_ = operation(_reference.write_rows_)
@@ -76,10 +84,13 @@ __all__ = [
     "add_context_",
     "add_held",
     "add_norm",
+    "align_regions",
+    "area",
     "attend",
     "attend_lse",
     "attend_partial",
     "attend_windows",
+    "by_level",
     "carry",
     "contrast",
     "error_norm",
@@ -96,7 +107,10 @@ __all__ = [
     "grey_picture",
     "held",
     "indices_of",
+    "intersection",
+    "iou",
     "join_heads",
+    "keep_apart",
     "logits",
     "match_blocks",
     "merge_partial",
@@ -104,11 +118,13 @@ __all__ = [
     "pick",
     "recompute_",
     "relative_logits",
+    "roi_align",
     "sample",
     "scatter_",
     "scratch",
     "share_out",
     "split_heads",
+    "suppress",
     "swap_rows_",
     "take_slots",
     "use_backend",

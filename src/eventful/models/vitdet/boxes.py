@@ -9,15 +9,51 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eventful.ops import area, intersection, iou
+
 # The largest growth of a side that a prediction can have: 1000 px from an anchor of 16.
 _MOST_GROWTH = math.log(1000.0 / 16)
 
 BACKGROUND, IGNORED, FOREGROUND = 0, -1, 1
 
+__all__ = [
+    "BACKGROUND",
+    "FOREGROUND",
+    "IGNORED",
+    "BoxCoder",
+    "Matches",
+    "Padded",
+    "area",
+    "cell_anchors",
+    "clip",
+    "clip_each",
+    "covered",
+    "giou_loss",
+    "grid_anchors",
+    "intersection",
+    "iou",
+    "match",
+    "nonempty",
+    "paired_iou",
+    "pyramid_level",
+    "rows",
+    "table",
+]
 
-def area(boxes: Tensor) -> Tensor:
-    """Areas (...) of boxes (..., 4)."""
-    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+
+def table(values: Sequence[Sequence[float]], device: torch.device) -> Tensor:
+    """Numbers of the host as a tensor (n, k), without a copy from the host.
+
+    A recorded copy would read the host's memory again at each replay, when it is gone.
+    """
+    made = torch.empty(len(values), len(values[0]), device=device)
+    for column, numbers in zip(made.unbind(1), zip(*values, strict=True), strict=True):
+        if len(set(numbers)) == 1:
+            column.fill_(numbers[0])
+        else:
+            for place, number in zip(column.unbind(), numbers, strict=True):
+                place.fill_(number)
+    return made
 
 
 def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:
@@ -43,30 +79,9 @@ def rows(boxes: Tensor, index: Tensor) -> Tensor:
     return boxes.gather(1, index[..., None].expand(-1, -1, 4))
 
 
-def _intersection(a: Tensor, b: Tensor) -> Tensor:
-    """Common areas; one axis after the other, so that no intermediate has two numbers a pair."""
-    width, height = (
-        (
-            torch.minimum(a[..., i + 2], b[..., i + 2]) - torch.maximum(a[..., i], b[..., i])
-        ).clamp_min(0)
-        for i in (0, 1)
-    )
-    return width * height
-
-
-def iou(a: Tensor, b: Tensor) -> Tensor:
-    """Intersection over union (..., N, M) of boxes (..., N, 4) and (..., M, 4).
-
-    It is 0 where one of the two is empty.
-    """
-    inter = _intersection(a[..., :, None, :], b[..., None, :, :])
-    union = area(a)[..., :, None] + area(b)[..., None, :] - inter
-    return torch.where(inter > 0, inter / union, inter.new_zeros(()))
-
-
 def paired_iou(a: Tensor, b: Tensor) -> Tensor:
     """Intersection over union (N,) of each pair of boxes (N, 4); 0 where both are empty."""
-    inter = _intersection(a, b)
+    inter = intersection(a, b)
     return torch.where(inter > 0, inter / (area(a) + area(b) - inter), inter.new_zeros(()))
 
 
@@ -74,13 +89,13 @@ def covered(boxes: Tensor, by: Tensor) -> Tensor:
     """The largest share (..., N) of each box (..., N, 4) that lies in one box `by` (..., M, 4)."""
     if not by.shape[-2]:
         return torch.zeros_like(area(boxes))
-    inter = _intersection(boxes[..., :, None, :], by[..., None, :, :]).amax(dim=-1)
+    inter = intersection(boxes[..., :, None, :], by[..., None, :, :]).amax(dim=-1)
     return torch.where(inter > 0, inter / area(boxes), inter.new_zeros(()))
 
 
 def giou_loss(a: Tensor, b: Tensor, eps: float = 1e-7) -> Tensor:
     """1 - generalised IoU (...) of each pair of boxes (..., 4)."""
-    inter = _intersection(a, b)
+    inter = intersection(a, b)
     union = area(a) + area(b) - inter
     sides = torch.maximum(a[..., 2:], b[..., 2:]) - torch.minimum(a[..., :2], b[..., :2])
     hull = sides[..., 0] * sides[..., 1]
@@ -116,19 +131,23 @@ class BoxCoder:
         if codes.dim() == 3:
             reference = reference[:, None]
         centre, sides = _centred(reference)
-        codes = codes / self._factors(codes)
+        if self.weights != (1.0, 1.0, 1.0, 1.0):
+            codes = codes / self._factors(codes)
         middle = codes[..., :2] * sides + centre
         half = 0.5 * sides * codes[..., 2:].clamp(max=_MOST_GROWTH).exp()
         return torch.cat([middle - half, middle + half], dim=-1)
 
     def _factors(self, codes: Tensor) -> Tensor:
-        return torch.tensor(self.weights, dtype=codes.dtype).to(codes.device, non_blocking=True)
+        return table([self.weights], codes.device)[0].to(codes.dtype)
 
 
-def cell_anchors(size: float, ratios: Sequence[float]) -> Tensor:
+def cell_anchors(
+    size: float, ratios: Sequence[float], device: torch.device | None = None
+) -> Tensor:
     """Anchors (A, 4) around the origin: area size², one for each height/width ratio."""
-    sides = torch.tensor([[size * ratio**-0.5, size * ratio**0.5] for ratio in ratios])
-    return torch.cat([-sides / 2, sides / 2], dim=1)
+    sides = [[size * ratio**-0.5, size * ratio**0.5] for ratio in ratios]
+    made = table(sides, device or torch.device("cpu"))
+    return torch.cat([-made / 2, made / 2], dim=1)
 
 
 def grid_anchors(cells: Tensor, grid: tuple[int, int], stride: int) -> Tensor:

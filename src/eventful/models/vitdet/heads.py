@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from eventful import ops
 from eventful.errors import ConfigError
 from eventful.models.vitdet import boxes as box
-from eventful.models.vitdet.frames import Detections, Targets
+from eventful.models.vitdet.found import Found
+from eventful.models.vitdet.frames import Targets
 from eventful.models.vitdet.losses import (
     BoxLoss,
     Sampled,
@@ -21,7 +23,7 @@ from eventful.models.vitdet.losses import (
     label_candidates,
 )
 from eventful.models.vitdet.pyramid import ConvNorm
-from eventful.models.vitdet.regions import grouped_nms, pool_regions
+from eventful.models.vitdet.regions import pool_regions
 
 CASCADE_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
 CASCADE_IOU = (0.5, 0.6, 0.7)
@@ -127,24 +129,22 @@ class RegionHeads(nn.Module):
         )
         self.mask = MaskHead(channels, config.classes) if config.masks else None
 
-    def forward(
-        self, maps: Sequence[Tensor], proposals: list[Tensor], sizes: Sequence[tuple[int, int]]
-    ) -> list[Detections]:
-        """Detections of each image from the maps p2 to p5."""
-        counts = [len(part) for part in proposals]
+    def forward(self, maps: Sequence[Tensor], proposals: box.Padded, sizes: Tensor) -> Found:
+        """Detections of each image from the maps p2 to p5; `sizes` (B, 2) as height and width."""
+        proposals = in_use(proposals)
+        shape = proposals.valid.shape
         total: Tensor | None = None
-        refined = torch.cat(proposals)[:, None]
+        refined = proposals.boxes.flatten(0, 1)[:, None]
         for stage in self._box_stages():
-            logits, refined = self._refine(stage, maps, proposals)
+            logits, codes = stage(self._regions(maps, proposals))
+            refined = stage.coder.decode(proposals.boxes.flatten(0, 1), codes)
             scores = logits.softmax(dim=1)
             total = scores if total is None else total + scores
-            boxes = zip(refined.split(counts), sizes, strict=True)
-            proposals = [box.clip(part[:, 0], size) for part, size in boxes]
+            clipped = box.clip_each(refined[:, 0].unflatten(0, shape), sizes)
+            proposals = box.Padded(clipped, proposals.valid)
         assert total is not None
-        scored = (total / len(self.stages)).split(counts)
-        found = [
-            self._pick(*parts) for parts in zip(refined.split(counts), scored, sizes, strict=True)
-        ]
+        scored = (total / len(self.stages)).unflatten(0, shape)
+        found = self._pick(refined.unflatten(0, shape), scored, proposals.valid, sizes)
         return found if self.mask is None else self._masked(maps, found)
 
     def losses(
@@ -162,7 +162,7 @@ class RegionHeads(nn.Module):
             sampled = label_candidates(
                 proposals, targets, sampling, config.classes, choose=number == 0
             )
-            logits, codes = stage(self._regions(maps, list(sampled.boxes)))
+            logits, codes = stage(self._regions(maps, box.Padded(sampled.boxes, sampled.valid)))
             found = box_losses(logits, codes, sampled, stage.coder, loss=config.box_loss)
             suffix = f"_{number}" if len(self.stages) > 1 else ""
             losses[f"class{suffix}"] = found["class"]
@@ -174,20 +174,13 @@ class RegionHeads(nn.Module):
     def _box_stages(self) -> list[BoxStage]:
         return [cast(BoxStage, stage) for stage in self.stages]
 
-    def _regions(self, maps: Sequence[Tensor], boxes: list[Tensor]) -> Tensor:
+    def _regions(self, maps: Sequence[Tensor], found: box.Padded) -> Tensor:
         """Pooled regions; each stage of a cascade sends back its share of the gradient."""
-        regions = pool_regions(maps[:4], boxes, BOX_POOL)
+        regions = pool_regions(maps[:4], found, BOX_POOL)
         share = 1.0 / len(self.stages)
         if not self.training or share == 1:
             return regions
         return regions * share + regions.detach() * (1 - share)
-
-    def _refine(
-        self, stage: BoxStage, maps: Sequence[Tensor], proposals: list[Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """Logits (n, classes + 1) and boxes (n, classes or 1, 4) of all images."""
-        logits, codes = stage(self._regions(maps, proposals))
-        return logits, stage.coder.decode(torch.cat(proposals), codes)
 
     @torch.no_grad()
     def _next(self, stage: BoxStage, codes: Tensor, sampled: Sampled, sizes: Tensor) -> box.Padded:
@@ -196,25 +189,49 @@ class RegionHeads(nn.Module):
         clipped = box.clip_each(refined.unflatten(0, sampled.valid.shape), sizes)
         return box.Padded.where(sampled.valid & box.nonempty(clipped), clipped)
 
-    def _pick(self, boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Detections:
-        """The detections of one image, from boxes (n, classes or 1, 4) and scores."""
+    def _pick(self, boxes: Tensor, scores: Tensor, valid: Tensor, sizes: Tensor) -> Found:
+        """The detections from boxes (B, K, classes or 1, 4) and scores (B, K, classes + 1)."""
         config = self.config
-        fine = boxes.isfinite().flatten(1).all(dim=1) & scores.isfinite().all(dim=1)
-        boxes, scores = box.clip(boxes[fine], size), scores[fine, :-1]
-        row, label = (scores > config.score_threshold).nonzero(as_tuple=True)
-        boxes = boxes[row, label if boxes.shape[1] > 1 else torch.zeros_like(label)]
-        found = Detections(boxes, scores[row, label], label)
-        kept = grouped_nms(boxes, found.scores, label, config.nms_threshold)
-        return found[kept[: config.detections]]
+        fine = valid & boxes.isfinite().flatten(2).all(dim=2) & scores.isfinite().all(dim=2)
+        scores = torch.where(fine[..., None], scores[..., :-1], -torch.inf)
+        candidate = scores > config.score_threshold
+        count = candidate.sum(dim=(1, 2))
+        # Of equal scores the earlier region goes first, and of one region the earlier class.
+        scores, order = (
+            torch.where(candidate, scores, -torch.inf)
+            .flatten(1)
+            .sort(dim=1, descending=True, stable=True)
+        )
+        most = _largest(count, order.shape[1])
+        scores, order = scores[:, :most], order[:, :most]
+        labels = order % config.classes
+        row = order if boxes.shape[2] > 1 else order // config.classes
+        chosen = box.clip_each(box.rows(boxes.flatten(1, 2), row), sizes)
+        kept, number = ops.keep_apart(
+            chosen, labels, count, config.nms_threshold, config.detections
+        )
+        return Found.of(kept, number, chosen, scores, labels)
 
-    def _masked(self, maps: Sequence[Tensor], found: list[Detections]) -> list[Detections]:
+    def _masked(self, maps: Sequence[Tensor], found: Found) -> Found:
         assert self.mask is not None
-        regions = pool_regions(maps[:4], [part.boxes for part in found], MASK_POOL)
-        labels = torch.cat([part.labels for part in found])
-        every = torch.arange(len(labels), device=labels.device)
-        masks = self.mask(regions)[every, labels].float().sigmoid()
-        parts = masks.split([len(part) for part in found])
-        return [
-            Detections(part.boxes, part.scores, part.labels, mask)
-            for part, mask in zip(found, parts, strict=True)
-        ]
+        places = found.scores.shape[1]
+        used = in_use(box.Padded(found.boxes, found.valid))
+        logits = self.mask(pool_regions(maps[:4], used, MASK_POOL))
+        some = used.valid.shape[1]
+        label = found.labels[:, :some].flatten()[:, None, None, None]
+        own = logits.gather(1, label.expand(-1, 1, *logits.shape[2:]))[:, 0]
+        masks = own.float().sigmoid().unflatten(0, used.valid.shape)
+        masks = masks.masked_fill(~used.valid[..., None, None], 0)
+        masks = F.pad(masks, (0, 0, 0, 0, 0, places - some))
+        return Found(found.boxes, found.scores, found.labels, found.counts, masks)
+
+
+def in_use(found: box.Padded) -> box.Padded:
+    """Without the last places that no image uses: on a CPU, where it costs no wait."""
+    some = _largest(found.valid.sum(dim=1), found.valid.shape[1])
+    return box.Padded(found.boxes[:, :some].contiguous(), found.valid[:, :some])
+
+
+def _largest(count: Tensor, places: int) -> int:
+    """The largest count on a CPU; on a device all places, for the host does not know it."""
+    return int(count.max()) if count.device.type == "cpu" else places

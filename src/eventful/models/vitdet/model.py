@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from eventful.errors import ConfigError, FrameError
 from eventful.models.blocks import Resize
+from eventful.models.vitdet import boxes as box
 from eventful.models.vitdet.backbone import BackboneConfig, ViTDetBackbone
-from eventful.models.vitdet.frames import Detections, Placement, Target, Targets, prepare
+from eventful.models.vitdet.found import Found
+from eventful.models.vitdet.frames import Placement, Target, Targets, prepare
 from eventful.models.vitdet.heads import CASCADE_IOU, HeadConfig, RegionHeads
 from eventful.models.vitdet.losses import rpn_losses
 from eventful.models.vitdet.pyramid import SimpleFeaturePyramid
@@ -93,10 +94,8 @@ class ViTDet(nn.Module):
         maps: list[Tensor] = self.pyramid(self.backbone(pixels))
         return maps
 
-    def forward(
-        self, pixels: Tensor, placements: Sequence[Placement] | None = None
-    ) -> list[Detections]:
-        """Detections of each frame.
+    def forward(self, pixels: Tensor, placements: Sequence[Placement] | None = None) -> Found:
+        """Detections of each frame: a sequence of `Detections`, made when the first is asked for.
 
         Args:
             pixels: (B, 3, H, W), normalised and padded, as `prepare` makes them.
@@ -104,11 +103,14 @@ class ViTDet(nn.Module):
                 frame's borders and come back in its own pixels.
         """
         sizes = _sizes(pixels, placements)
-        maps = self.features(pixels)
-        found: list[Detections] = self.heads(maps, self.rpn.propose(self.rpn(maps), sizes), sizes)
-        if placements is None:
-            return found
-        return [part.back(place) for part, place in zip(found, placements, strict=True)]
+        found = self.detect(self.features(pixels), sizes)
+        return found if placements is None else found.back(placements)
+
+    def detect(self, maps: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> Found:
+        """Detections from the maps p2 to p6, in their pixels, inside `sizes` (height, width)."""
+        each = box.table(sizes, maps[0].device)
+        found: Found = self.heads(maps, self.rpn.propose(self.rpn(maps), each), each)
+        return found
 
     def losses(
         self,
@@ -141,8 +143,8 @@ class ViTDet(nn.Module):
     ) -> dict[str, Tensor]:
         found, device = self.rpn(maps), maps[0].device
         padded = Targets.of(targets, device)
-        each = torch.tensor(sizes, dtype=torch.float32).to(device, non_blocking=True)
-        proposals = self.rpn.propose_padded(found, each)
+        each = box.table(sizes, device)
+        proposals = self.rpn.propose(found, each)
         return rpn_losses(found, padded) | self.heads.losses(maps, proposals, padded, each)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eventful.models.vitdet import boxes as box
-from eventful.models.vitdet.regions import grouped_nms, nms_padded
+from eventful.models.vitdet.regions import suppress
 
 ANCHOR_SIZES = (32, 64, 128, 256, 512)
 ANCHOR_RATIOS = (0.5, 1.0, 2.0)
@@ -64,44 +64,38 @@ class RPN(nn.Module):
     def forward(self, maps: Sequence[Tensor]) -> Predictions:
         """Predictions on the maps p2 to p6."""
         found = Predictions([], [], [])
+        # Sizes are powers of two: a product with one is not rounded.
+        unit = box.cell_anchors(1.0, ANCHOR_RATIOS, maps[0].device)
         for features, size, stride in zip(maps, ANCHOR_SIZES, STRIDES, strict=True):
             grid = (features.shape[2], features.shape[3])
-            cells = box.cell_anchors(size, ANCHOR_RATIOS)
-            cells = cells.to(features.device, non_blocking=True)
             x = features
             for conv in self.convs:
                 x = F.relu(conv(x))
             codes = self.deltas(x).unflatten(1, (-1, 4)).permute(0, 3, 4, 1, 2)
-            found.anchors.append(box.grid_anchors(cells, grid, stride))
+            found.anchors.append(box.grid_anchors(size * unit, grid, stride))
             found.logits.append(self.objectness(x).permute(0, 2, 3, 1).flatten(1).float())
             found.codes.append(codes.reshape(len(x), -1, 4).float())
         return found
 
     @torch.no_grad()
-    def propose(self, found: Predictions, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """The best boxes (n, 4) of each image, inside its `sizes` (height, width)."""
-        candidates, scores, levels = self._best(found)
-        return [
-            self._suppress(candidates[image], scores[image], levels, size)
-            for image, size in enumerate(sizes)
-        ]
-
-    @torch.no_grad()
-    def propose_padded(self, found: Predictions, sizes: Tensor) -> box.Padded:
-        """`propose` for all images at once: the same boxes, the best first, for training.
+    def propose(self, found: Predictions, sizes: Tensor) -> box.Padded:
+        """The best boxes of each image, inside it, the best first.
 
         Args:
             sizes: (B, 2), height and width of each image.
         """
-        boxes, scores, _ = self._best(found)
+        boxes, scores = self._best(found)
+        images, levels, _ = scores.shape
+        boxes, scores = boxes.flatten(1, 2), scores.flatten(1)
         valid = boxes.isfinite().all(dim=2) & scores.isfinite()
         boxes = box.clip_each(boxes, sizes)
-        valid &= box.nonempty(boxes)
-        before, after = self._counts()
-        counts = [min(before, logits.shape[1]) for logits in found.logits]
-        kept = nms_padded(boxes, valid, counts, self.nms_threshold)
+        found_boxes = box.Padded.where(valid & box.nonempty(boxes), boxes)
+        sets = (images * levels, -1)
+        kept = suppress(
+            found_boxes.boxes.reshape(*sets, 4), found_boxes.valid.reshape(sets), self.nms_threshold
+        ).reshape(images, -1)
         order = scores.masked_fill(~kept, -torch.inf).argsort(dim=1, descending=True, stable=True)
-        order = order[:, :after]
+        order = order[:, : self._counts()[1]]
         return box.Padded.where(kept.gather(1, order), box.rows(boxes, order))
 
     def _counts(self) -> tuple[int, int]:
@@ -109,27 +103,19 @@ class RPN(nn.Module):
         use = 0 if self.training else 1
         return self.keep_before[use], self.keep_after[use]
 
-    def _best(self, found: Predictions) -> tuple[Tensor, Tensor, Tensor]:
-        """The best of each level: boxes (B, n, 4), logits (B, n) and levels (n,)."""
+    def _best(self, found: Predictions) -> tuple[Tensor, Tensor]:
+        """The n best of each level: boxes (B, levels, n, 4) and logits (B, levels, n).
+
+        Levels with fewer are filled up: their last logits are -inf.
+        """
         count = self._counts()[0]
-        boxes, scores, levels = [], [], []
-        for level, (anchors, logits, codes) in enumerate(
-            zip(found.anchors, found.logits, found.codes, strict=True)
-        ):
+        most = min(count, max(logits.shape[1] for logits in found.logits))
+        boxes, scores = [], []
+        for anchors, logits, codes in zip(found.anchors, found.logits, found.codes, strict=True):
             top, index = logits.topk(min(count, logits.shape[1]), dim=1)
             chosen = box.rows(codes, index)
             decoded = self.coder.decode(anchors[index].flatten(0, 1), chosen.flatten(0, 1))
-            boxes.append(decoded.unflatten(0, index.shape))
-            scores.append(top)
-            levels.append(torch.full((index.shape[1],), level, device=index.device))
-        return torch.cat(boxes, dim=1), torch.cat(scores, dim=1), torch.cat(levels)
-
-    def _suppress(
-        self, boxes: Tensor, scores: Tensor, levels: Tensor, size: tuple[int, int]
-    ) -> Tensor:
-        fine = boxes.isfinite().all(dim=1) & scores.isfinite()
-        boxes = box.clip(boxes, size)
-        fine &= box.nonempty(boxes)
-        boxes, scores, levels = boxes[fine], scores[fine], levels[fine]
-        kept = grouped_nms(boxes, scores, levels, self.nms_threshold)
-        return boxes[kept[: self._counts()[1]]]
+            missing = most - index.shape[1]
+            boxes.append(F.pad(decoded.unflatten(0, index.shape), (0, 0, 0, missing)))
+            scores.append(F.pad(top, (0, missing), value=-torch.inf))
+        return torch.stack(boxes, dim=1), torch.stack(scores, dim=1)

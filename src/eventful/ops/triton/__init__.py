@@ -25,6 +25,8 @@ from eventful.ops.triton.context import add_context_
 from eventful.ops.triton.exact import add_held, exchange_, gate_error, gate_rows, recompute_
 from eventful.ops.triton.gates import MOST_TOKENS, error_norm, pick
 from eventful.ops.triton.motion import carry, match_blocks
+from eventful.ops.triton.nms import MOST_KEPT, keep_apart, suppress
+from eventful.ops.triton.regions import MOST_MAPS, align_regions
 from eventful.ops.triton.relative import relative_logits
 from eventful.ops.triton.rows import add_norm, swap_rows_, take_slots, write_rows_
 from eventful.ops.triton.scores import (
@@ -39,6 +41,7 @@ __all__ = [
     "add_context_",
     "add_held",
     "add_norm",
+    "align_regions",
     "attend",
     "attend_lse",
     "attend_partial",
@@ -53,11 +56,13 @@ __all__ = [
     "gate_error",
     "gate_rows",
     "grey_picture",
+    "keep_apart",
     "match_blocks",
     "pick",
     "recompute_",
     "refuse",
     "relative_logits",
+    "suppress",
     "swap_rows_",
     "take_slots",
     "write_rows_",
@@ -330,6 +335,32 @@ def _carry(memory: Tensor, motion: Tensor, *rest: object, **named: object) -> st
     return None if motion.is_contiguous() else "the motion is not contiguous"
 
 
+def _suppress(boxes: Tensor, valid: Tensor, threshold: float) -> str | None:
+    whole = boxes.is_contiguous() and valid.is_contiguous()
+    return None if whole else "the boxes are not contiguous"
+
+
+def _keep_apart(
+    boxes: Tensor, groups: Tensor, count: Tensor, threshold: float, limit: int
+) -> str | None:
+    if limit > MOST_KEPT:
+        return f"more than {MOST_KEPT} kept boxes do not fit one program"
+    return _suppress(boxes, groups, threshold)
+
+
+def _align_regions(
+    maps: tuple[Tensor, ...], scales: object, boxes: Tensor, level: Tensor, output: int
+) -> str | None:
+    if len(maps) > MOST_MAPS:
+        return f"it reads at most {MOST_MAPS} maps"
+    if maps[0].shape[-1] > _WIDEST:
+        return f"the maps are wider than {_WIDEST}"
+    if any(part.requires_grad for part in maps) and torch.is_grad_enabled():
+        return "it has no gradients"
+    whole = all(part.is_contiguous() for part in (*maps, boxes, level))
+    return None if whole else "a tensor is not contiguous"
+
+
 _CHECKS: dict[str, Callable[..., str | None]] = {
     "error_norm": _error_norm,
     "frame_score": _frame_score,
@@ -337,6 +368,9 @@ _CHECKS: dict[str, Callable[..., str | None]] = {
     "follow_change_": _follow_change,
     "add_context_": _add_context,
     "pick": _pick,
+    "suppress": _suppress,
+    "keep_apart": _keep_apart,
+    "align_regions": _align_regions,
     "add_norm": _add_norm,
     "attend": _attend,
     "attend_lse": _attend,

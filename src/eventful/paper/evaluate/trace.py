@@ -92,10 +92,8 @@ def relative_error(output: Tensor, truth: Tensor) -> float:
 
 @torch.no_grad()
 def _detect(model: ViTDet, output: Tensor, placement: Placement) -> Detections:
-    maps, sizes = model.pyramid(output), [placement.content]
-    (found,) = model.heads(maps, model.rpn.propose(model.rpn(maps), sizes), sizes)
-    made: Detections = found.back(placement)
-    return made
+    (found,) = model.detect(model.pyramid(output), [placement.content]).back([placement])
+    return found
 
 
 @dataclass(frozen=True)
