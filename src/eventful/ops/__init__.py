@@ -9,6 +9,8 @@ from eventful.ops.reference import (
     ContextMemory,
     ExactMemory,
     LayerNorm,
+    MapLayer,
+    MapLevels,
     Picked,
     PickRule,
     Pool,
@@ -41,6 +43,7 @@ attend_lse = operation(_reference.attend_lse)
 attend_partial = operation(_reference.attend_partial)
 attend_windows = operation(_reference.attend_windows)
 carry = operation(_reference.carry)
+changed_pixels = operation(_reference.changed_pixels)
 contrast = operation(_reference.contrast)
 error_norm = operation(_reference.error_norm)
 estimate_error_ = operation(_reference.estimate_error_)
@@ -50,12 +53,14 @@ frame_score = operation(_reference.frame_score)
 gate_error = operation(_reference.gate_error)
 gate_rows = operation(_reference.gate_rows)
 grey_picture = operation(_reference.grey_picture)
+lift_tokens_ = operation(_reference.lift_tokens_)
 match_blocks = operation(_reference.match_blocks)
 pick = operation(_reference.pick)
 recompute_ = operation(_reference.recompute_)
 relative_logits = operation(_reference.relative_logits)
 swap_rows_ = operation(_reference.swap_rows_)
 take_slots = operation(_reference.take_slots)
+update_maps_ = operation(_reference.update_maps_)
 write_rows_ = operation(_reference.write_rows_)
 
 __all__ = [
@@ -67,6 +72,8 @@ __all__ = [
     "ContextMemory",
     "ExactMemory",
     "LayerNorm",
+    "MapLayer",
+    "MapLevels",
     "PickRule",
     "Picked",
     "Pool",
@@ -81,6 +88,7 @@ __all__ = [
     "attend_partial",
     "attend_windows",
     "carry",
+    "changed_pixels",
     "contrast",
     "error_norm",
     "estimate_error_",
@@ -97,6 +105,7 @@ __all__ = [
     "held",
     "indices_of",
     "join_heads",
+    "lift_tokens_",
     "logits",
     "match_blocks",
     "merge_partial",
@@ -111,6 +120,7 @@ __all__ = [
     "split_heads",
     "swap_rows_",
     "take_slots",
+    "update_maps_",
     "use_backend",
     "wanted_tokens",
     "why_not",

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from eventful.ops import reference
 from eventful.ops.eager_attention import attend_lse, whole_bias
+from eventful.ops.eager_maps import lift_tokens_, update_maps_
 from eventful.ops.eager_motion import carry, match_blocks
 from eventful.ops.reference import (
     ContextMemory,
@@ -19,6 +20,7 @@ from eventful.ops.reference import (
     WindowGrid,
     add_held,
     add_norm,
+    changed_pixels,
     contrast,
     estimate_error_,
     follow_change_,
@@ -42,6 +44,7 @@ __all__ = [
     "attend_partial",
     "attend_windows",
     "carry",
+    "changed_pixels",
     "contrast",
     "error_norm",
     "estimate_error_",
@@ -51,12 +54,14 @@ __all__ = [
     "gate_error",
     "gate_rows",
     "grey_picture",
+    "lift_tokens_",
     "match_blocks",
     "pick",
     "recompute_",
     "relative_logits",
     "swap_rows_",
     "take_slots",
+    "update_maps_",
     "write_rows_",
 ]
 

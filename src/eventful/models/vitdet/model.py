@@ -17,6 +17,7 @@ from eventful.models.vitdet.heads import CASCADE_IOU, HeadConfig, RegionHeads
 from eventful.models.vitdet.losses import rpn_losses
 from eventful.models.vitdet.pyramid import SimpleFeaturePyramid
 from eventful.models.vitdet.rpn import RPN
+from eventful.models.vitdet.updated import UpdatedMaps
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,12 @@ class ViTDet(nn.Module):
 
     def features(self, pixels: Tensor) -> list[Tensor]:
         """The maps p2 to p6."""
+        maps = self._maps(pixels)
+        # Whoever takes them away must not see the next frame change them.
+        return [part.clone() for part in maps] if isinstance(maps, UpdatedMaps) else maps
+
+    def _maps(self, pixels: Tensor) -> list[Tensor]:
+        """`features`; in a stream these may be its memory."""
         least = 2 * self.config.backbone.patch
         if pixels.dim() != 4 or not len(pixels) or min(pixels.shape[2:]) < least:
             raise FrameError(
@@ -104,7 +111,7 @@ class ViTDet(nn.Module):
                 frame's borders and come back in its own pixels.
         """
         sizes = _sizes(pixels, placements)
-        maps = self.features(pixels)
+        maps = self._maps(pixels)
         found: list[Detections] = self.heads(maps, self.rpn.propose(self.rpn(maps), sizes), sizes)
         if placements is None:
             return found

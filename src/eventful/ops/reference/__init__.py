@@ -40,6 +40,13 @@ from eventful.ops.reference.gates import (
     sample,
     wanted_tokens,
 )
+from eventful.ops.reference.maps import (
+    MapLayer,
+    MapLevels,
+    changed_pixels,
+    lift_tokens_,
+    update_maps_,
+)
 from eventful.ops.reference.motion import (
     CELL,
     carry,
@@ -78,6 +85,8 @@ __all__ = [
     "ContextMemory",
     "ExactMemory",
     "LayerNorm",
+    "MapLayer",
+    "MapLevels",
     "PickRule",
     "Picked",
     "Pool",
@@ -92,6 +101,7 @@ __all__ = [
     "attend_partial",
     "attend_windows",
     "carry",
+    "changed_pixels",
     "context_part",
     "contrast",
     "error_norm",
@@ -110,6 +120,7 @@ __all__ = [
     "indices_of",
     "join_heads",
     "key_bias",
+    "lift_tokens_",
     "logits",
     "lost_rows",
     "lost_tokens",
@@ -126,6 +137,7 @@ __all__ = [
     "split_heads",
     "swap_rows_",
     "take_slots",
+    "update_maps_",
     "wanted_tokens",
     "whole_bias",
     "window_map",

@@ -1,0 +1,186 @@
+"""The pyramid and the proposal network in a stream: only what a changed token reaches is computed.
+
+Of each level two maps are kept: what enters its 3 x 3 convolution, and its output. Of the proposal
+network what its first convolution made, and the predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from eventful import ops
+from eventful.ops import MapLayer, MapLevels
+from eventful.rules.local import HeadMemory, conv_taps, lift_weight
+
+if TYPE_CHECKING:
+    from eventful.models.vitdet.pyramid import ConvNorm, SimpleFeaturePyramid
+    from eventful.models.vitdet.rpn import RPN
+
+SCALES = (4.0, 2.0, 1.0, 0.5, 0.25)  # pixels of p2 to p6 to a token side
+_REACH_MAPS, _REACH_MID, _REACH_OUT = 1, 2, 3  # of a token, in pixels of each level
+
+
+class UpdatedMaps(list[Tensor]):
+    """The maps p2 to p6 (B, C, h, w) as views of a stream's memory, which the next frame changes.
+
+    Attributes:
+        name: of the pyramid in the model, whose memory `name/maps` (S, P, C) they are.
+        changed: (B, h, w) tokens that changed since the maps of the last frame.
+        levels: how the maps lie in the memory.
+    """
+
+    def __init__(
+        self, maps: Sequence[Tensor], name: str, changed: Tensor, levels: MapLevels
+    ) -> None:
+        super().__init__(maps)
+        self.name, self.changed, self.levels = name, changed, levels
+
+
+def pyramid_levels(grid: tuple[int, int]) -> MapLevels:
+    """Sizes of p2 to p6 over a grid (h, w) of tokens."""
+    high, wide = grid
+    half = (high // 2, wide // 2)
+    fine = [(high * scale, wide * scale) for scale in (4, 2, 1)]
+    return MapLevels((*fine, half, ((half[0] + 1) // 2, (half[1] + 1) // 2)))
+
+
+def update_pyramid(pyramid: SimpleFeaturePyramid, memory: HeadMemory, image: Tensor) -> UpdatedMaps:
+    """The maps of features (B, D, h, w), brought up to date."""
+    grid = (image.shape[2], image.shape[3])
+    levels = pyramid_levels(grid)
+    tokens = image.flatten(2).transpose(1, 2)
+    changed = memory.compare(tokens).unflatten(1, grid)
+    pre = _update_inputs(pyramid, memory, tokens, changed, levels)
+    moved = ops.changed_pixels(changed, levels, SCALES, _REACH_MAPS)
+    smoothed = moved.clone()
+    smoothed[:, levels.span(4)] = False  # p6 is made of p5
+    layer = _smooth_layer(pyramid, memory)
+    maps = memory.update("maps", pre, layer, smoothed, levels, used=levels.offsets[4])
+    _subsample_(maps, moved, levels, memory.state.slots)
+    held = memory.maps("maps")
+    views = [levels.part(held, level).permute(0, 3, 1, 2) for level in range(len(SCALES))]
+    return UpdatedMaps(views, memory.name, changed, levels)
+
+
+def _smooth_layer(pyramid: SimpleFeaturePyramid, memory: HeadMemory) -> MapLayer:
+    """The 3 x 3 convolutions of p2 to p5 with their norms."""
+
+    def make() -> MapLayer:
+        convs: list[ConvNorm] = [
+            stage[-1] for stage in (pyramid.p2, pyramid.p3, pyramid.p4, pyramid.p5)
+        ]  # type: ignore[assignment]
+        norm = (
+            torch.stack([conv.norm.weight for conv in convs]),
+            torch.stack([conv.norm.bias for conv in convs]),
+            convs[0].norm.eps,
+        )
+        return MapLayer(torch.stack([conv_taps(conv) for conv in convs]), norm=norm)
+
+    layer: MapLayer = memory.constant("smooth", make)
+    return layer
+
+
+def _update_inputs(
+    pyramid: SimpleFeaturePyramid,
+    memory: HeadMemory,
+    tokens: Tensor,
+    changed: Tensor,
+    levels: MapLevels,
+) -> Tensor:
+    """What enters the 3 x 3 convolutions of p2 to p5, brought up to date: (S, P, C)."""
+    grid, slots = (changed.shape[1], changed.shape[2]), memory.state.slots
+    finer = changed.repeat_interleave(2, 1).repeat_interleave(2, 2)
+    half = F.max_pool2d(tokens.transpose(1, 2).unflatten(2, grid), 2)
+    halved = ops.changed_pixels(changed, MapLevels((levels.sizes[3],)), (0.5,), 0)
+    first, lift2, lift3 = memory.constant("lifts", lambda: _lifts(pyramid))
+    plain = memory.constant("one by one", lambda: _one_by_one(pyramid))
+    channels = pyramid.p4[0].weight.shape[0]
+    every = ops.changed_pixels(changed, levels, SCALES, 0)
+    pre = memory.open("pre", every, channels, tokens)
+    dim = first[0].shape[1] // 4
+    room = ops.scratch("pyramid p2", (len(tokens), 4 * tokens.shape[1], dim), tokens)
+    between = tokens.new_empty(len(tokens), 4 * tokens.shape[1], dim) if room is None else room
+    flat = changed.flatten(1)
+    norm = (pyramid.p2[1].weight, pyramid.p2[1].bias, pyramid.p2[1].eps)
+    ops.lift_tokens_(between, tokens, *first, norm, True, flat, grid, 2, 0)
+    memory.note("p2 first", first[0].numel(), flat)
+    steps = (
+        ("p2", between, lift2, pyramid.p2[4], finer, 2),
+        ("p3", tokens, lift3, pyramid.p3[1], changed, 2),
+        ("p4", tokens, plain[0], pyramid.p4[0], changed, 1),
+        ("p5", half.flatten(2).transpose(1, 2), plain[1], pyramid.p5[1],
+         halved.unflatten(1, levels.sizes[3]), 1),
+    )  # fmt: skip
+    for level, (name, x, (weight, bias), conv, moved, scale) in enumerate(steps):
+        own = (conv.norm.weight, conv.norm.bias, conv.norm.eps)
+        size = (moved.shape[1], moved.shape[2])
+        ops.lift_tokens_(
+            pre, x, weight, bias, own, False, moved.flatten(1), size, scale,
+            levels.offsets[level], slots,
+        )  # fmt: skip
+        memory.note(name, weight.numel(), moved.flatten(1))
+    return pre
+
+
+def _lifts(pyramid: SimpleFeaturePyramid) -> tuple[tuple[Tensor, Tensor], ...]:
+    """The transposed convolutions as products; those before a 1 x 1 convolution with it."""
+    return (
+        lift_weight(pyramid.p2[0]),
+        lift_weight(pyramid.p2[3], pyramid.p2[4]),
+        lift_weight(pyramid.p3[0], pyramid.p3[1]),
+    )
+
+
+def _one_by_one(pyramid: SimpleFeaturePyramid) -> tuple[tuple[Tensor, None], ...]:
+    """The 1 x 1 convolutions of p4 and p5 as products."""
+    return tuple((conv_taps(conv)[0], None) for conv in (pyramid.p4[0], pyramid.p5[1]))
+
+
+def _subsample_(maps: Tensor, moved: Tensor, levels: MapLevels, slots: Tensor | None) -> None:
+    """p6: every other pixel of p5 (S, P, C), where `moved` (B, P)."""
+    rows = ops.held(maps[:, levels.offsets[3] :], slots)
+    tail = MapLevels(levels.sizes[3:])
+    finer = tail.part(rows, 0)[:, ::2, ::2].flatten(1, 2)
+    kept = torch.where(moved[:, levels.span(4), None], finer, rows[:, tail.span(1)])
+    own = torch.arange(len(moved), device=maps.device) if slots is None else slots
+    maps[:, levels.span(4)].index_copy_(0, own, kept)
+
+
+def update_predictions(rpn: RPN, memory: HeadMemory, maps: UpdatedMaps) -> Tensor:
+    """Objectness and box codes of every anchor (B, P, 5 * anchors), brought up to date."""
+    state, levels = memory.state, maps.levels
+    changed = memory.follow(maps.name, maps.changed)
+    first, second, last = memory.constant("layers", lambda: _prediction_layers(rpn))
+    moved = ops.changed_pixels(changed, levels, SCALES, _REACH_MID)
+    memory.update("mid", state.raw(f"{maps.name}/maps"), first, moved, levels)
+    reached = ops.changed_pixels(changed, levels, SCALES, _REACH_OUT)
+    mid = memory.maps("mid")
+    room = ops.scratch("rpn", mid.shape, mid)
+    between = torch.empty_like(mid) if room is None else room
+    ops.update_maps_(between, mid, second, reached, levels)
+    memory.note("second", second.weight[0].numel(), reached)
+    out = memory.open("out", reached, last.weight.shape[-1], mid)
+    if state.slots is None:
+        ops.update_maps_(out, between, last, reached, levels)
+        found = out.clone()
+    else:
+        found = ops.held(out, state.slots)
+        ops.update_maps_(found, between, last, reached, levels)
+        out.index_copy_(0, state.slots, found)
+    memory.note("out", last.weight[0].numel(), reached)
+    return found
+
+
+def _prediction_layers(rpn: RPN) -> tuple[MapLayer, MapLayer, MapLayer]:
+    first, second = (
+        MapLayer(conv_taps(conv)[None], conv.bias[None], relu=True)  # type: ignore[arg-type, index]
+        for conv in rpn.convs
+    )
+    weight = torch.cat([conv_taps(rpn.objectness), conv_taps(rpn.deltas)], dim=-1)
+    bias = torch.cat([rpn.objectness.bias, rpn.deltas.bias])  # type: ignore[list-item]
+    return first, second, MapLayer(weight[None], bias[None])

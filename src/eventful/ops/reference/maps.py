@@ -1,0 +1,221 @@
+"""Maps of pixels made from tokens, brought up to date where something changed, in plain PyTorch.
+
+A map is stored as rows of channels, one row per pixel. Maps of several sizes, the levels of a
+pyramid, lie one after another in one tensor (S, P, C).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from eventful.errors import UnsupportedError
+from eventful.ops.reference.rows import held
+
+Norm = tuple[Tensor, Tensor, float]  # weight, bias and eps of a layer norm over the channels
+
+
+@dataclass(frozen=True)
+class MapLevels:
+    """Maps of several sizes, pixels one after another (row by row, level after level) on one axis.
+
+    Attributes:
+        sizes: (h, w) of each level.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """The first pixel of each level."""
+        return tuple(accumulate((h * w for h, w in self.sizes[:-1]), initial=0))
+
+    @cached_property
+    def pixels(self) -> int:
+        """P: pixels of all levels."""
+        return sum(h * w for h, w in self.sizes)
+
+    def span(self, level: int) -> slice:
+        """The pixels of one level."""
+        h, w = self.sizes[level]
+        return slice(self.offsets[level], self.offsets[level] + h * w)
+
+    def part(self, tensor: Tensor, level: int) -> Tensor:
+        """One level of (B, P, C) as a view (B, h, w, C)."""
+        return tensor[:, self.span(level)].unflatten(1, self.sizes[level])
+
+
+@dataclass(frozen=True, eq=False)
+class MapLayer:
+    """A convolution with what follows it at each pixel. Level l uses entry min(l, last) of each.
+
+    Attributes:
+        weight: (L or 1, taps, C, C'); 9 taps are 3 x 3, row by row, 1 tap is the pixel itself.
+        bias: (L or 1, C'); None without.
+        norm: a layer norm over C': weight and bias (L or 1, C'), eps; None without.
+        relu: ReLU behind it all.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    norm: Norm | None = None
+    relu: bool = False
+
+    def finish(self, rows: Tensor, level: int) -> Tensor:
+        """Bias, norm and ReLU of products (..., C') at a level."""
+        if self.bias is not None:
+            rows = rows + _of_level(self.bias, level)
+        if self.norm is not None:
+            weight, bias, eps = self.norm
+            rows = F.layer_norm(
+                rows, rows.shape[-1:], _of_level(weight, level), _of_level(bias, level), eps
+            )
+        return F.relu(rows) if self.relu else rows
+
+    def whole(self, x: Tensor, level: int) -> Tensor:
+        """All pixels of a level (B, h, w, C) as (B, h, w, C')."""
+        weight = _of_level(self.weight, level)
+        taps, before, after = weight.shape
+        if taps == 1:
+            return self.finish(x @ weight[0], level)
+        kernel = weight.view(3, 3, before, after).permute(3, 2, 0, 1)
+        rows = F.conv2d(x.permute(0, 3, 1, 2), kernel, padding=1).permute(0, 2, 3, 1)
+        return self.finish(rows, level)
+
+
+def _of_level(values: Tensor, level: int) -> Tensor:
+    return values[min(level, len(values) - 1)]
+
+
+def update_maps_(
+    out_: Tensor,
+    x: Tensor,
+    layer: MapLayer,
+    changed: Tensor,
+    levels: MapLevels,
+    slots: Tensor | None = None,
+) -> None:
+    """out_[s, p] = layer(x)[s, p] where changed[b, p]; other places keep their bits.
+
+    3 x 3: stride 1, zero padding within each level.
+
+    Args:
+        out_: (S, P, C').
+        x: (S, P, C).
+        changed: (B, P).
+        slots: (B,) row of both that belongs to each stream; None if row b does.
+    """
+    source, before = held(x, slots), held(out_, slots)
+    parts = [
+        layer.whole(levels.part(source, level), level).flatten(1, 2)
+        for level in range(len(levels.sizes))
+    ]
+    after = torch.where(changed[..., None], torch.cat(parts, dim=1).to(out_.dtype), before)
+    _put_back(out_, after, slots)
+
+
+def lift_tokens_(
+    out_: Tensor,
+    tokens: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Norm | None,
+    gelu: bool,
+    changed: Tensor,
+    grid: tuple[int, int],
+    scale: int,
+    place: int,
+    slots: Tensor | None = None,
+) -> None:
+    """Write scale x scale pixels for each changed token; other places keep their bits.
+
+    Args:
+        out_: (S, P, C'); the map of size `grid * scale` begins at pixel `place`.
+        tokens: (B, n, D), one row per stream b; they may be pixels of another map.
+        weight: (D, scale * scale * C'), pixels row by row.
+        bias: (C'); None without.
+        norm: over C': weight and bias (C'), eps; None without.
+        gelu: GELU behind it all.
+        changed: (B, n).
+        grid: (h, w) of the tokens, n = h * w.
+        slots: (B,) row of `out_` that belongs to each stream; None if row b does.
+    """
+    high, wide = grid
+    pixels = finish_lift(tokens @ weight, scale, bias, norm, gelu)
+    pixels = pixels.unflatten(1, (high, wide)).unflatten(3, (scale, scale))
+    pixels = pixels.permute(0, 1, 3, 2, 4, 5).flatten(1, 4)  # (B, h * scale * w * scale, C')
+    moved = changed.view(-1, high, 1, wide, 1).expand(-1, -1, scale, -1, scale).flatten(1)
+    span = slice(place, place + pixels.shape[1])
+    after = held(out_, slots).clone()
+    after[:, span] = torch.where(moved[..., None], pixels.to(out_.dtype), after[:, span])
+    _put_back(out_, after, slots)
+
+
+def finish_lift(
+    products: Tensor, scale: int, bias: Tensor | None, norm: Norm | None, gelu: bool
+) -> Tensor:
+    """Bias, norm and GELU of products (..., scale * scale * C'), as (..., scale * scale, C')."""
+    pixels = products.unflatten(-1, (scale * scale, -1))
+    if bias is not None:
+        pixels = pixels + bias
+    if norm is not None:
+        pixels = F.layer_norm(pixels, pixels.shape[-1:], *norm)
+    return F.gelu(pixels) if gelu else pixels
+
+
+def _put_back(out_: Tensor, rows: Tensor, slots: Tensor | None) -> None:
+    if slots is None:
+        out_.copy_(rows)
+    else:
+        out_.index_copy_(0, slots, rows)
+
+
+def changed_pixels(
+    tokens: Tensor, levels: MapLevels, scales: tuple[float, ...], reach: int
+) -> Tensor:
+    """Changed tokens (B, h, w) as changed pixels (B, P).
+
+    A pixel changes where a changed token lies within `reach` pixels of it, counted along each axis.
+    With scale 0.5 a pixel covers 2 x 2 tokens, and a last odd row or column belongs to none. With
+    scale 0.25 the map is every other pixel of the finished map at scale 0.5, from the first on: the
+    first step of the reach is one of that map, the others are of the coarser one.
+
+    Args:
+        scales: pixels to a token side, by level: a whole number, 0.5 or 0.25.
+    """
+    mask = tokens[:, None].to(torch.float32 if tokens.device.type == "cpu" else torch.float16)
+    found = []
+    for size, scale in zip(levels.sizes, scales, strict=True):
+        pixels = _spread(mask, scale, reach)
+        if tuple(pixels.shape[2:]) != size:
+            raise UnsupportedError(
+                f"A grid of {tuple(tokens.shape[1:])} tokens at scale {scale} has a map of "
+                f"{tuple(pixels.shape[2:])} pixels, but the levels say {size}; correct the levels."
+            )
+        found.append(pixels.flatten(1))
+    return torch.cat(found, dim=1) > 0
+
+
+def _spread(mask: Tensor, scale: float, reach: int) -> Tensor:
+    """A mask (B, 1, h, w) of tokens as a mask of the pixels of one level."""
+    if scale >= 1 and math.floor(scale) == scale:
+        times = int(scale)
+        finer = mask.repeat_interleave(times, 2).repeat_interleave(times, 3)
+        return _dilated(finer, reach, 1)
+    if scale == 0.5:
+        return _dilated(F.max_pool2d(mask, 2), reach, 1)
+    if scale == 0.25:
+        return _dilated(F.max_pool2d(mask, 2), max(2 * reach - 1, 0), 2)
+    raise UnsupportedError(f"Scale {scale} is not known: use a whole number, 0.5 or 0.25.")
+
+
+def _dilated(mask: Tensor, reach: int, stride: int) -> Tensor:
+    if reach == 0:
+        return mask[:, :, ::stride, ::stride]
+    return F.max_pool2d(mask, 2 * reach + 1, stride=stride, padding=reach)
