@@ -26,7 +26,7 @@ def identity_of(session: Session) -> Identity:
 
 
 def fingerprint(session: Session) -> str:
-    """A digest of the trunks' and heads' parameter names, shapes and values, the same on every device."""
+    """A digest of names, shapes and values in trunks and heads, the same on every device."""
 
     def parts() -> Iterator[str | bytes]:
         for name, (trunk, _) in sorted(session.trunks.items()):

@@ -109,7 +109,9 @@ def lift_tokens_(
     step = torch.arange(scale)
     corner = (step[:, None] * (wide * scale) + step).flatten()  # of the pixels of one token
     for stream, row in enumerate(rows):
-        for token in changed[stream].nonzero()[:, 0].split(_CHUNK):
+        for token in changed[stream].nonzero()[:, 0].split(_CHUNK):  # type: ignore[no-untyped-call]
+            if len(token) == 0:
+                continue
             products = tokens[stream].index_select(0, token) @ weight
             pixels = finish_lift(products, scale, bias, norm, gelu).flatten(0, 1)
             first = (token // wide * scale) * (wide * scale) + token % wide * scale + place

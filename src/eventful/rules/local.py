@@ -91,7 +91,7 @@ class HeadMemory:
         missed = torch.ones_like(turn, dtype=torch.bool)
         if seen in state:
             missed = state[seen] + 1 != turn
-        state.fill(seen, turn, owned=True)
+        state.fill(seen, turn)
         every = missed.view(-1, *[1] * (changed.dim() - 1))
         return state.accepted((changed | every).flatten(1)).view_as(changed)
 
@@ -104,24 +104,17 @@ class HeadMemory:
         return ops.held(*self.state.held(self.slot(name)))
 
     def update(
-        self,
-        name: str,
-        x: Tensor,
-        layer: MapLayer,
-        changed: Tensor,
-        levels: MapLevels,
-        used: int | None = None,
+        self, name: str, x: Tensor, layer: MapLayer, changed: Tensor, levels: MapLevels
     ) -> Tensor:
         """Bring a map of the state up to date with a layer on another one; returns it.
 
         Args:
             x: (S, P, C), a `raw` tensor of the state.
             changed: (B, P).
-            used: pixels, the first ones, that the layer is ever used for; None for all.
         """
         out_ = self.open(name, changed, layer.weight.shape[-1], x)
         ops.update_maps_(out_, x, layer, changed, levels, self.state.slots)
-        self.note(name, layer.weight[0].numel(), changed[:, :used])
+        self.note(name, layer.weight[0].numel(), changed)
         return out_
 
     def note(self, layer: str, macs: int, changed: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +10,7 @@ from torch.nn import functional as F
 
 from eventful.models.blocks import NORM_EPS
 from eventful.models.vitdet.updated import UpdatedMaps, pyramid_levels, update_pyramid
-from eventful.rules.local import plain_parts
-
-if TYPE_CHECKING:
-    from eventful.rules.local import HeadMemory
+from eventful.rules.local import HeadMemory, plain_parts
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -78,7 +75,8 @@ class SimpleFeaturePyramid(nn.Module):
 
     def step_bytes(self, grid: tuple[int, int], dtype: torch.dtype) -> int:
         """Bytes held for one stream with a grid (h, w) of tokens."""
-        channels, dim = self.p4[0].weight.shape[:2]
+        first = cast(ConvNorm, self.p4[0])
+        channels, dim = first.out_channels, first.in_channels
         pixels = pyramid_levels(grid).pixels
         return (grid[0] * grid[1] * dim + 2 * pixels * channels) * dtype.itemsize + 8
 

@@ -7,7 +7,7 @@ network what its first convolution made, and the predictions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -57,11 +57,13 @@ def update_pyramid(pyramid: SimpleFeaturePyramid, memory: HeadMemory, image: Ten
     changed = memory.compare(tokens).unflatten(1, grid)
     pre = _update_inputs(pyramid, memory, tokens, changed, levels)
     moved = ops.changed_pixels(changed, levels, SCALES, _REACH_MAPS)
+    maps = memory.open("maps", moved, pre.shape[2], pre)
     smoothed = moved.clone()
     smoothed[:, levels.span(4)] = False  # p6 is made of p5
-    layer = _smooth_layer(pyramid, memory)
-    maps = memory.update("maps", pre, layer, smoothed, levels, used=levels.offsets[4])
-    _subsample_(maps, moved, levels, memory.state.slots)
+    layer, slots = _smooth_layer(pyramid, memory), memory.state.slots
+    ops.update_maps_(maps, pre, layer, smoothed, levels, slots)
+    memory.note("maps", layer.weight[0].numel(), smoothed[:, : levels.offsets[4]])
+    _subsample_(maps, moved, levels, slots)
     held = memory.maps("maps")
     views = [levels.part(held, level).permute(0, 3, 1, 2) for level in range(len(SCALES))]
     return UpdatedMaps(views, memory.name, changed, levels)
@@ -71,9 +73,8 @@ def _smooth_layer(pyramid: SimpleFeaturePyramid, memory: HeadMemory) -> MapLayer
     """The 3 x 3 convolutions of p2 to p5 with their norms."""
 
     def make() -> MapLayer:
-        convs: list[ConvNorm] = [
-            stage[-1] for stage in (pyramid.p2, pyramid.p3, pyramid.p4, pyramid.p5)
-        ]  # type: ignore[assignment]
+        stages: list[Any] = [pyramid.p2, pyramid.p3, pyramid.p4, pyramid.p5]
+        convs: list[ConvNorm] = [stage[-1] for stage in stages]
         norm = (
             torch.stack([conv.norm.weight for conv in convs]),
             torch.stack([conv.norm.bias for conv in convs]),
@@ -97,28 +98,28 @@ def _update_inputs(
     finer = changed.repeat_interleave(2, 1).repeat_interleave(2, 2)
     half = F.max_pool2d(tokens.transpose(1, 2).unflatten(2, grid), 2)
     halved = ops.changed_pixels(changed, MapLevels((levels.sizes[3],)), (0.5,), 0)
-    first, lift2, lift3 = memory.constant("lifts", lambda: _lifts(pyramid))
-    plain = memory.constant("one by one", lambda: _one_by_one(pyramid))
-    channels = pyramid.p4[0].weight.shape[0]
+    p2: Any = pyramid.p2
+    convs: list[Any] = [p2[4], pyramid.p3[1], pyramid.p4[0], pyramid.p5[1]]
+    first, *lifts = memory.constant("lifts", lambda: _lifts(pyramid))
+    channels: int = convs[0].out_channels
     every = ops.changed_pixels(changed, levels, SCALES, 0)
     pre = memory.open("pre", every, channels, tokens)
     dim = first[0].shape[1] // 4
     room = ops.scratch("pyramid p2", (len(tokens), 4 * tokens.shape[1], dim), tokens)
     between = tokens.new_empty(len(tokens), 4 * tokens.shape[1], dim) if room is None else room
     flat = changed.flatten(1)
-    norm = (pyramid.p2[1].weight, pyramid.p2[1].bias, pyramid.p2[1].eps)
-    ops.lift_tokens_(between, tokens, *first, norm, True, flat, grid, 2, 0)
+    norm = (p2[1].weight, p2[1].bias, p2[1].eps)
+    ops.lift_tokens_(between, tokens, first[0], first[1], norm, True, flat, grid, 2, 0)
     memory.note("p2 first", first[0].numel(), flat)
-    steps = (
-        ("p2", between, lift2, pyramid.p2[4], finer, 2),
-        ("p3", tokens, lift3, pyramid.p3[1], changed, 2),
-        ("p4", tokens, plain[0], pyramid.p4[0], changed, 1),
-        ("p5", half.flatten(2).transpose(1, 2), plain[1], pyramid.p5[1],
-         halved.unflatten(1, levels.sizes[3]), 1),
-    )  # fmt: skip
-    for level, (name, x, (weight, bias), conv, moved, scale) in enumerate(steps):
-        own = (conv.norm.weight, conv.norm.bias, conv.norm.eps)
-        size = (moved.shape[1], moved.shape[2])
+    inputs = (
+        ("p2", between, finer, 2),
+        ("p3", tokens, changed, 2),
+        ("p4", tokens, changed, 1),
+        ("p5", half.flatten(2).transpose(1, 2), halved.unflatten(1, levels.sizes[3]), 1),
+    )
+    for level, (name, x, moved, scale) in enumerate(inputs):
+        (weight, bias), conv = lifts[level], convs[level].norm
+        own, size = (conv.weight, conv.bias, conv.eps), (moved.shape[1], moved.shape[2])
         ops.lift_tokens_(
             pre, x, weight, bias, own, False, moved.flatten(1), size, scale,
             levels.offsets[level], slots,
@@ -127,18 +128,21 @@ def _update_inputs(
     return pre
 
 
-def _lifts(pyramid: SimpleFeaturePyramid) -> tuple[tuple[Tensor, Tensor], ...]:
-    """The transposed convolutions as products; those before a 1 x 1 convolution with it."""
-    return (
-        lift_weight(pyramid.p2[0]),
-        lift_weight(pyramid.p2[3], pyramid.p2[4]),
-        lift_weight(pyramid.p3[0], pyramid.p3[1]),
+def _lifts(pyramid: SimpleFeaturePyramid) -> tuple[tuple[Tensor, Tensor | None], ...]:
+    """Products: the first of p2, then what makes the input of each 3 x 3 convolution.
+
+    A transposed convolution and the 1 x 1 convolution that follows it at once are one product.
+    """
+    p2, p3, p4, p5 = (
+        cast(Any, stage) for stage in (pyramid.p2, pyramid.p3, pyramid.p4, pyramid.p5)
     )
-
-
-def _one_by_one(pyramid: SimpleFeaturePyramid) -> tuple[tuple[Tensor, None], ...]:
-    """The 1 x 1 convolutions of p4 and p5 as products."""
-    return tuple((conv_taps(conv)[0], None) for conv in (pyramid.p4[0], pyramid.p5[1]))
+    return (
+        lift_weight(p2[0]),
+        lift_weight(p2[3], p2[4]),
+        lift_weight(p3[0], p3[1]),
+        (conv_taps(p4[0])[0], None),
+        (conv_taps(p5[1])[0], None),
+    )
 
 
 def _subsample_(maps: Tensor, moved: Tensor, levels: MapLevels, slots: Tensor | None) -> None:
@@ -177,10 +181,8 @@ def update_predictions(rpn: RPN, memory: HeadMemory, maps: UpdatedMaps) -> Tenso
 
 
 def _prediction_layers(rpn: RPN) -> tuple[MapLayer, MapLayer, MapLayer]:
-    first, second = (
-        MapLayer(conv_taps(conv)[None], conv.bias[None], relu=True)  # type: ignore[arg-type, index]
-        for conv in rpn.convs
-    )
-    weight = torch.cat([conv_taps(rpn.objectness), conv_taps(rpn.deltas)], dim=-1)
-    bias = torch.cat([rpn.objectness.bias, rpn.deltas.bias])  # type: ignore[list-item]
+    convs, ends = cast(Any, rpn.convs), cast(Any, (rpn.objectness, rpn.deltas))
+    first, second = (MapLayer(conv_taps(conv)[None], conv.bias[None], relu=True) for conv in convs)
+    weight = torch.cat([conv_taps(conv) for conv in ends], dim=-1)
+    bias = torch.cat([conv.bias for conv in ends])
     return first, second, MapLayer(weight[None], bias[None])
