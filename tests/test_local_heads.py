@@ -493,3 +493,48 @@ def test_maps_of_a_step_are_a_list(model):
         assert isinstance(maps, list)
         assert model.rpn.step_forward(HeadMemory(step, "rpn"), list(maps)) is None
         assert model.pyramid.step_forward(HeadMemory(step, "pyramid"), image[..., 1:]) is None
+
+
+# --- refresh in turn -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "period"),
+    [
+        (TokenLayout((64, 64)), 118),
+        (TokenLayout((7, 9), prefix=1, suffix=2), 5),
+        (TokenLayout((5, 4)), 99),
+        (TokenLayout((14, 14), prefix=1), 1),
+    ],
+    ids=str,
+)
+def test_tokens_of_a_turn_lie_together(layout, period):
+    phase = layout.phases(period)
+    counts = torch.bincount(phase.long(), minlength=period)
+    assert counts.sum() == layout.tokens
+    assert counts.max() <= -(-layout.tokens // period)
+    assert counts.max() - counts.min() <= 1
+    grid = phase[layout.prefix : layout.tokens - layout.suffix].view(layout.grid)
+    band = max(1, round((layout.tokens / period) ** 0.5))
+    spans = []
+    for turn in range(period):
+        places = (grid == turn).nonzero()
+        if len(places):
+            spans.append((places.amax(0) - places.amin(0) + 1).tolist())
+    compact = [span for span in spans if max(span) <= 2 * band + 1]
+    assert len(compact) >= len(spans) - 2 * -(-layout.grid[0] // band)  # but where a band ends
+
+
+@pytest.mark.parametrize("gating", ["frame", "block"])
+def test_every_token_is_refreshed_once_in_a_period(model, gating, path):
+    config = Config(TopR(0), gating=gating, max_age=9)
+    stream = Stream(eventful.convert(model, config), maps=True)
+    frame = moving_square(1, SIZE)[0]
+    stream(frame)
+    period = 6  # of 2 blocks
+    masks = []
+    for _ in range(2 * period):
+        stream(frame)
+        masks.append(stream.last.mask[0])
+    assert torch.stack(masks[:period]).sum(dim=0).eq(1).all()
+    assert torch.equal(torch.stack(masks[:period]), torch.stack(masks[period:]))
