@@ -26,7 +26,9 @@ ONLY_ON_CPU = {
     "carry",
     "error_norm",
     "frame_score",
+    "lift_tokens_",
     "match_blocks",
+    "update_maps_",
 }
 MOTION = {"carry", "match_blocks"}  # compared in test_motion_ops.py
 COMPARED: set[str] = set()  # operations of eager that a test of this process compares

@@ -11,6 +11,7 @@ import torch
 
 import eventful
 import test_context_ops  # noqa: F401 - what it compares counts here too
+import test_local_heads  # noqa: F401
 import test_score_ops  # noqa: F401
 from backends import (  # noqa: F401
     COMPARED,
@@ -30,9 +31,10 @@ from backends import (  # noqa: F401
 )
 from eventful import ops
 from eventful.errors import BackendError
-from eventful.ops import eager, eager_attention, eager_motion, reference
+from eventful.ops import eager, eager_attention, eager_maps, eager_motion, reference
+from eventful.tokens.layout import TokenLayout
 
-OF_EAGER = (eager.__name__, eager_attention.__name__, eager_motion.__name__)
+OF_EAGER = tuple(file.__name__ for file in (eager, eager_attention, eager_maps, eager_motion))
 
 
 def test_everything_eager_computes_itself_is_compared():
@@ -85,10 +87,14 @@ def rule_of(batch: int, *, seed: int = 0, **changes) -> ops.PickRule:
         {"prefix": 3, "suffix": 2, "period": 9},
         also({"prefix": 1, "suffix": 2}),
         also({"prefix": 3, "period": 9}),
+        {"prefix": 2, "period": 5, "phase": True},
     ],
 )
 @pytest.mark.parametrize("seed", [0, also(1), also(2)])
 def test_pick(backend, tokens, width, forced, seed, poison):
+    if "phase" in forced:
+        phase = TokenLayout((1, tokens - 2), prefix=2).phases(5)
+        forced = {**forced, "phase": phase.flip(0).contiguous().to(DEVICE)}
     error = make(4, tokens).abs()
     error[1] = error[1].round(decimals=1)  # ties
     error[2, tokens // 2] = torch.nan

@@ -157,9 +157,7 @@ class TimedSystems:
         typer.Option(min=1, help="Steady frames of ViTDet; usually 6 on a CPU, 30 on a GPU."),
     ] = None
     views: Annotated[str, typer.Option(help="Of a video of ViViT, temporal x spatial.")] = "4x3"
-    streams: Annotated[
-        int, typer.Option(min=1, help="Videos that a detector steps together.")
-    ] = 1
+    streams: Annotated[int, typer.Option(min=1, help="Videos that a detector steps together.")] = 1
     weights: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=FILE", help="base=FILE or vivit=FILE; random if not given."),

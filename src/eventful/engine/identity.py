@@ -26,11 +26,15 @@ def identity_of(session: Session) -> Identity:
 
 
 def fingerprint(session: Session) -> str:
-    """A digest of the trunks' parameter names, shapes and values, the same on every device."""
+    """A digest of names, shapes and values in trunks and heads, the same on every device."""
 
     def parts() -> Iterator[str | bytes]:
         for name, (trunk, _) in sorted(session.trunks.items()):
             for key, tensor in sorted(trunk.state_dict().items()):
+                yield f"{name}/{key}:{tuple(tensor.shape)}:{tensor.dtype}"
+                yield _checksum(tensor)
+        for name, head in sorted(session.heads.items()):
+            for key, tensor in sorted(head.state_dict().items()):
                 yield f"{name}/{key}:{tuple(tensor.shape)}:{tensor.dtype}"
                 yield _checksum(tensor)
 

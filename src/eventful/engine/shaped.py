@@ -36,7 +36,7 @@ from eventful.engine.graphs import (
 from eventful.engine.launch import NotReached, launch
 from eventful.engine.request import PARAMS, HostBuffers, Outcome, StepRequest
 from eventful.errors import UnsupportedError
-from eventful.rules.record import StepRecord, counts_in, record_of
+from eventful.rules.record import HeadWork, StepRecord, counts_in, record_of
 from eventful.rules.step import GateInputs, Step
 
 
@@ -227,14 +227,15 @@ class ShapedStep:
             recorded.graphs.play(lambda: events.append(self._send_report(host)))
             host.sound.copy_(self.sound, non_blocking=True)
 
+        heads: dict[str, dict[str, HeadWork]] | None = None
         if recorded.blocks is None:
             self.frame.copy_(request.call.frame, non_blocking=True)
             play()
             output = _cloned(recorded.output)
         else:
-            output = self._replay_blocks(recorded, recorded.blocks, request, play)
+            output, heads = self._replay_blocks(recorded, recorded.blocks, request, play)
         record: Callable[[], StepRecord] = partial(
-            record_of, recorded.record, recorded.counts, recorded.numbers.clone()
+            record_of, recorded.record, recorded.counts, recorded.numbers.clone(), heads
         )
         if request.plan.maps:
             made = record()
@@ -245,16 +246,19 @@ class ShapedStep:
 
     def _replay_blocks(
         self, recorded: Recorded, blocks: Blocks, request: StepRequest, play: Callable[[], None]
-    ) -> Any:
-        """The model's own code around blocks that are replayed."""
+    ) -> tuple[Any, dict[str, dict[str, HeadWork]]]:
+        """The model's own code around blocks that are replayed: its output, and its heads' work."""
         step = self._step(request, lambda: None)
 
         def play_in_step() -> None:
             play()
+            # Heads that run after the recorded blocks write to the same slots, as the blocks did.
+            step.state.slots = self.params[0].long()
+            step.state.accept(self.report[:, 1] > 0)
             step.record.gates, step.record.blocks = recorded.record.gates, recorded.record.blocks
 
         step.track = Replay(blocks, play_in_step)
-        return launch(request.session, step, request.call.run)
+        return launch(request.session, step, request.call.run), step.record.heads
 
     def _record(self, request: StepRequest, memory: Any) -> None:
         """Record a step that ran before as two graphs; on failure it stays as it is."""

@@ -31,7 +31,9 @@ class ModelView:
 
     def __init__(self, model: nn.Module, session: Session) -> None:
         self.modules = list(model.modules())
-        trunks = {id(m) for trunk, _ in session.trunks.values() for m in trunk.modules()}
+        # Heads that keep maps are watched as trunks are: the maps fit their weights alone.
+        kept = [*(trunk for trunk, _ in session.trunks.values()), *session.heads.values()]
+        trunks = {id(m) for part in kept for m in part.modules()}
         inside = [m for m in self.modules if id(m) in trunks]
         outside = [m for m in self.modules if id(m) not in trunks]
         self.watched = [model, *(m for m in self.modules[1:] if id(m) in trunks)]

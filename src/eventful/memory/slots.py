@@ -214,6 +214,15 @@ class SlotState(StreamState):
         """See `StreamState`."""
         return self.raw(name)
 
+    def open_where(self, name: str, changed: Tensor, channels: int, like: Tensor) -> Tensor:
+        """See `StreamState`."""
+        self.pool.ensure(name, (changed.shape[1], channels), like.dtype, like.device)
+        return self.raw(name)
+
+    def accepted(self, changed: Tensor) -> Tensor:
+        """See `StreamState`."""
+        return changed if self.good is None else changed & self.good[:, None]
+
     def accept(self, good: Tensor) -> None:
         """See `StreamState`."""
         self.good = good

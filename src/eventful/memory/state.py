@@ -91,6 +91,20 @@ class StreamState(ABC):
         """
 
     @abstractmethod
+    def open_where(self, name: str, changed: Tensor, channels: int, like: Tensor) -> Tensor:
+        """The `raw` tensor (S, P, C), for an operation that is about to write some places of it.
+
+        Args:
+            changed: (B, P) places that will be written.
+            channels: C; where there is no tensor yet a blank one is made.
+            like: has its dtype and device.
+        """
+
+    @abstractmethod
+    def accepted(self, changed: Tensor) -> Tensor:
+        """`changed` (B, P) without the streams that must not be written, see `accept`."""
+
+    @abstractmethod
     def memory(self, gate: str) -> dict[str, Tensor]:
         """What the policies keep at a gate."""
 
@@ -222,6 +236,30 @@ class RowState(StreamState):
             old = old.clone() if selection.is_everything else old
             self._remember(lambda: selection.scatter_(target, old, dim))
         return target
+
+    def open_where(self, name: str, changed: Tensor, channels: int, like: Tensor) -> Tensor:
+        """See `StreamState`."""
+        if name not in self.tensors:
+            self.fill(name, like.new_full((*changed.shape, channels), blank(name)), owned=True)
+            return self.tensors[name]
+        if self._undo is None:
+            return self.tensors[name]
+        target = self.tensors[name].flatten(0, 1)
+        places = changed.flatten().nonzero()[:, 0]
+        if len(places) == len(target):  # nothing of it stays: cheaper than to keep a copy
+            self.fill(name, torch.empty_like(self.tensors[name]), owned=True)
+            return self.tensors[name]
+        old = target.index_select(0, places)
+
+        def restore() -> None:
+            target.index_copy_(0, places, old)
+
+        self._remember(restore)
+        return self.tensors[name]
+
+    def accepted(self, changed: Tensor) -> Tensor:
+        """See `StreamState`."""
+        return changed
 
     def memory(self, gate: str) -> dict[str, Tensor]:
         """See `StreamState`."""

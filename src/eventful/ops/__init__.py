@@ -9,6 +9,8 @@ from eventful.ops.reference import (
     ContextMemory,
     ExactMemory,
     LayerNorm,
+    MapLayer,
+    MapLevels,
     Picked,
     PickRule,
     Pool,
@@ -47,6 +49,7 @@ attend_lse = operation(_reference.attend_lse)
 attend_partial = operation(_reference.attend_partial)
 attend_windows = operation(_reference.attend_windows)
 carry = operation(_reference.carry)
+changed_pixels = operation(_reference.changed_pixels)
 contrast = operation(_reference.contrast)
 error_norm = operation(_reference.error_norm)
 estimate_error_ = operation(_reference.estimate_error_)
@@ -57,6 +60,7 @@ gate_error = operation(_reference.gate_error)
 gate_rows = operation(_reference.gate_rows)
 grey_picture = operation(_reference.grey_picture)
 keep_apart = operation(_reference.keep_apart)
+lift_tokens_ = operation(_reference.lift_tokens_)
 match_blocks = operation(_reference.match_blocks)
 pick = operation(_reference.pick)
 recompute_ = operation(_reference.recompute_)
@@ -64,6 +68,7 @@ relative_logits = operation(_reference.relative_logits)
 suppress = operation(_reference.suppress)
 swap_rows_ = operation(_reference.swap_rows_)
 take_slots = operation(_reference.take_slots)
+update_maps_ = operation(_reference.update_maps_)
 write_rows_ = operation(_reference.write_rows_)
 
 __all__ = [
@@ -75,6 +80,8 @@ __all__ = [
     "ContextMemory",
     "ExactMemory",
     "LayerNorm",
+    "MapLayer",
+    "MapLevels",
     "PickRule",
     "Picked",
     "Pool",
@@ -92,6 +99,7 @@ __all__ = [
     "attend_windows",
     "by_level",
     "carry",
+    "changed_pixels",
     "contrast",
     "error_norm",
     "estimate_error_",
@@ -111,6 +119,7 @@ __all__ = [
     "iou",
     "join_heads",
     "keep_apart",
+    "lift_tokens_",
     "logits",
     "match_blocks",
     "merge_partial",
@@ -127,6 +136,7 @@ __all__ = [
     "suppress",
     "swap_rows_",
     "take_slots",
+    "update_maps_",
     "use_backend",
     "wanted_tokens",
     "why_not",

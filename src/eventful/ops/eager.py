@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from eventful.ops import reference
 from eventful.ops.eager_attention import attend_lse, whole_bias
+from eventful.ops.eager_maps import lift_tokens_, update_maps_
 from eventful.ops.eager_motion import carry, match_blocks
 from eventful.ops.reference import (
     ContextMemory,
@@ -20,6 +21,7 @@ from eventful.ops.reference import (
     add_held,
     add_norm,
     align_regions,
+    changed_pixels,
     contrast,
     estimate_error_,
     follow_change_,
@@ -46,6 +48,7 @@ __all__ = [
     "attend_partial",
     "attend_windows",
     "carry",
+    "changed_pixels",
     "contrast",
     "error_norm",
     "estimate_error_",
@@ -56,6 +59,7 @@ __all__ = [
     "gate_rows",
     "grey_picture",
     "keep_apart",
+    "lift_tokens_",
     "match_blocks",
     "pick",
     "recompute_",
@@ -63,6 +67,7 @@ __all__ = [
     "suppress",
     "swap_rows_",
     "take_slots",
+    "update_maps_",
     "write_rows_",
 ]
 

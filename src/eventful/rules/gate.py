@@ -18,11 +18,12 @@ from torch import Tensor
 from eventful import ops
 from eventful.cost.fallback import Demand
 from eventful.errors import NonFiniteError
-from eventful.policies import SelectionParams, params_of, refresh_period
+from eventful.policies import SelectionParams, params_of
 from eventful.rules.context import ContextChange
 from eventful.rules.estimate import report_estimate
 from eventful.rules.levels import Levels, Seen, caps_of, levels_of
 from eventful.rules.own_policies import select_by_policies
+from eventful.rules.refresh import refresh_turns
 from eventful.rules.spec import BlockSpec, is_layer_norm
 from eventful.rules.step import Gate, Step
 from eventful.tokens.selection import Selection
@@ -249,6 +250,7 @@ def _rule(this: Gate, levels: Levels, error: Tensor, plain: Tensor | None) -> op
     layout, config = step.layouts[this.spec.trunk], step.config
     l2 = all(policy.order == 2.0 for policy in step.policies)
     scenes = this.leading and config.scene_cut is not None and l2
+    turns = None if config.max_age is None else refresh_turns(step, this.spec, error.device)
     rule = ops.PickRule(
         level=levels.level,
         cap=inputs.cap,
@@ -256,8 +258,9 @@ def _rule(this: Gate, levels: Levels, error: Tensor, plain: Tensor | None) -> op
         floor=levels.floor,
         prefix=layout.prefix if config.protect else 0,
         suffix=layout.suffix if config.protect else 0,
-        period=None if config.max_age is None else refresh_period(config.max_age, this.spec.depth),
+        period=None if turns is None else turns.period,
         turn=inputs.turn,
+        phase=None if turns is None else turns.phase,
         leading=this.leading,
         scene_error=plain if scenes and plain is not error else None,
         **(_scene(this, error, levels.contrast) if scenes else {}),
@@ -270,11 +273,12 @@ def _counts(this: Gate, rule: ops.PickRule, tokens: int) -> tuple[int, ...] | No
     params = this.inputs.params
     if params is None or not all(one.fixed for one in params):
         return None
-    first, end, counts = rule.prefix, tokens - rule.suffix, []
+    counts, special = [], rule.prefix + rule.suffix
+    turns = None if rule.period is None else refresh_turns(this.step, this.spec, rule.level.device)
     for one, frames in zip(params, this.step.state.frames, strict=True):
-        forced = rule.prefix + rule.suffix
-        if rule.period is not None:
-            forced += len(range(first + (frames + 1 - first) % rule.period, end, rule.period))
+        forced = special
+        if turns is not None:
+            forced += turns.counts(special > 0)[(frames + 1) % turns.period]
         counts.append(min(tokens, forced + one.cap))
     return tuple(counts)
 

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from eventful import ops
 from eventful.errors import ConfigError
-from eventful.policies import GateContext, refresh_period, select_by_stream
+from eventful.policies import GateContext, select_by_stream
 from eventful.rules.levels import Seen
+from eventful.rules.refresh import refresh_turns
 from eventful.rules.spec import BlockSpec
 from eventful.rules.step import Step
 from eventful.tokens.selection import Selection
@@ -76,13 +77,13 @@ def _due(step: Step, spec: BlockSpec, tokens: int, device: torch.device) -> Tens
     """Tokens (B, N) whose turn to be refreshed it is; None without `max_age`."""
     if step.config.max_age is None:
         return None
-    period = refresh_period(step.config.max_age, spec.depth)
+    turns = refresh_turns(step, spec, device)
 
     def make() -> Tensor:
-        turn = (torch.tensor(step.state.frames, device=device) + 1) % period
-        return torch.arange(tokens, device=device) % period == turn[:, None]
+        turn = (torch.tensor(step.state.frames, device=device) + 1) % turns.period
+        return turns.phase == turn[:, None]
 
-    due: Tensor = step.shared(("due", period, tokens), make)
+    due: Tensor = step.shared(("due", turns.period, tokens), make)
     return due
 
 

@@ -51,6 +51,21 @@ class BlockRecord:
 
 
 @dataclass
+class HeadWork:
+    """What one layer of a head that keeps its maps did in one step.
+
+    Attributes:
+        macs: operations of one pixel or token.
+        pixels: of one frame.
+        computed: (B,) how many of them were computed.
+    """
+
+    macs: int
+    pixels: int
+    computed: Tensor
+
+
+@dataclass
 class StepRecord:
     """What one step did. Numbers are worked out when asked for, not while the step runs.
 
@@ -64,6 +79,8 @@ class StepRecord:
         layouts: token layout by trunk.
         estimates: (B,) estimated error of each stream's output in millionths, negative where it is
             not known; None where nothing is estimated.
+        heads: by head and layer, what heads that keep their maps did; their operations are not
+            among `macs`, which are the paper's.
         fallback: the step ran dense because so many tokens had changed that this was cheaper, or to
             find out whether it is.
     """
@@ -76,6 +93,7 @@ class StepRecord:
     positions: dict[str, tuple[int, int]] = field(default_factory=dict)
     frame_gates: list[tuple[int, int]] = field(default_factory=list)
     carried: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    heads: dict[str, dict[str, HeadWork]] = field(default_factory=dict)
     estimates: Tensor | None = None
     fallback: bool = False
     clock: Callable[[], float] = field(default=lambda: 0.0, repr=False)
@@ -182,6 +200,19 @@ class StepRecord:
             total = total + count_dense(record.shape)
         return total.total * len(self.flushed)
 
+    @property
+    def head_macs(self) -> int:
+        """Operations over all streams of the heads that keep their maps (docs/heads.md)."""
+        return sum(work.macs * int(work.computed.sum()) for work in self._head_works())
+
+    @property
+    def dense_head_macs(self) -> int:
+        """What the same heads would have cost dense."""
+        return sum(work.macs * work.pixels for work in self._head_works()) * len(self.flushed)
+
+    def _head_works(self) -> list[HeadWork]:
+        return [work for layers in self.heads.values() for work in layers.values()]
+
     def operations(self) -> list[Operations]:
         """Operations of this step for each stream."""
         return [self._operations_of(stream) for stream in range(len(self.flushed))]
@@ -248,6 +279,14 @@ def join_records(parts: list[StepRecord], places: Tensor) -> StepRecord:
         )
         for name, block in first.blocks.items()
     }
+    heads = {
+        head: {
+            name: replace(work, computed=join([part.heads[head][name].computed for part in parts]))
+            for name, work in layers.items()
+        }
+        for head, layers in first.heads.items()
+        if all(head in part.heads for part in parts)
+    }
     gated = next((p.frame_gates for p in parts if p.frame_gates), [])
     carried = next((p.carried for p in parts if p.carried), {})
     return replace(
@@ -255,6 +294,7 @@ def join_records(parts: list[StepRecord], places: Tensor) -> StepRecord:
         flushed=[flushed[i] for i in places.tolist()],
         gates=gates,
         blocks=blocks,
+        heads=heads,
         frame_gates=gated,
         carried=carried,
         estimates=join([_estimates(part) for part in parts]),
@@ -281,16 +321,23 @@ def counts_in(record: StepRecord) -> list[Tensor]:
     found += [gate.wanted for gate in record.gates.values() if gate.wanted is not None]
     found += [] if record.estimates is None else [record.estimates]
     found += [value for block in record.blocks.values() for value in block.work.values()]
+    found += [work.computed for work in record._head_works()]
     return list({id(tensor): tensor for tensor in found}.values())
 
 
-def record_of(kept: StepRecord, counts: list[Tensor], numbers: Tensor) -> StepRecord:
+def record_of(
+    kept: StepRecord,
+    counts: list[Tensor],
+    numbers: Tensor,
+    heads: dict[str, dict[str, HeadWork]] | None = None,
+) -> StepRecord:
     """The record of a step that was replayed.
 
     Args:
         kept: of the step that was recorded.
         counts: its tensors of counts.
         numbers: (len(counts), B) what they held after the replay.
+        heads: work of heads that ran after the replay; None where they are part of it.
     """
     row = {id(tensor): numbers[i] for i, tensor in enumerate(counts)}
 
@@ -311,6 +358,15 @@ def record_of(kept: StepRecord, counts: list[Tensor], numbers: Tensor) -> StepRe
         for name, block in kept.blocks.items()
     }
     estimates = None if kept.estimates is None else row[id(kept.estimates)]
+    replayed = {
+        head: {name: replace(work, computed=row[id(work.computed)]) for name, work in works.items()}
+        for head, works in kept.heads.items()
+    }
     return replace(
-        kept, flushed=list(kept.flushed), gates=gates, blocks=blocks, estimates=estimates
+        kept,
+        flushed=list(kept.flushed),
+        gates=gates,
+        blocks=blocks,
+        heads=replayed if heads is None else heads,
+        estimates=estimates,
     )

@@ -17,6 +17,7 @@ from eventful.rules.block import run_block
 from eventful.rules.spec import BlockSpec
 from eventful.rules.step import Step
 from eventful.surgery.adapters import Adapter, adapters
+from eventful.surgery.heads import install_heads
 from eventful.surgery.inspection import Inspection, block_shapes, inspect
 from eventful.surgery.matching import (
     BlockMatch,
@@ -164,6 +165,7 @@ def convert(
     session = Session(config, original=original)
     for plan in plans:
         _install(session, plan)
+    install_heads(session, model)
     session.place(model, _MARK, session)
     return model
 

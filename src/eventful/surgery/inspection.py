@@ -12,6 +12,7 @@ from eventful.cost.counting import BlockShape
 from eventful.cost.footprint import state_bytes
 from eventful.errors import ConfigError
 from eventful.surgery.adapters import Adapter
+from eventful.surgery.heads import head_bytes
 from eventful.surgery.matching import (
     BlockMatch,
     block_matches,
@@ -30,7 +31,7 @@ class Inspection:
     Attributes:
         size: frame size (height, width) the numbers are for; None if there is no known trunk.
         tokens: N per frame, by trunk.
-        state_bytes: bytes per stream, by preset, without tapped layers.
+        state_bytes: bytes per stream, by preset, without tapped layers; with the maps of heads.
     """
 
     blocks: list[BlockMatch]
@@ -77,6 +78,8 @@ def inspect(model: nn.Module, size: tuple[int, int] | int | None = None) -> Insp
         tokens[name] = layout.tokens
         for preset in PRESETS:
             total[preset] += _trunk_bytes(trunk, adapter, layout, Config.preset(preset))
+            if len(tokens) == 1:  # heads are fed by the first trunk
+                total[preset] += _heads_bytes(model, trunk, layout, Config.preset(preset))
     return Inspection(block_matches(model), pixels, tokens, total)
 
 
@@ -115,5 +118,12 @@ def _trunk_shapes(
 
 
 def _trunk_bytes(trunk: nn.Module, adapter: Adapter, layout: TokenLayout, config: Config) -> int:
-    dtype = next((p.dtype for p in trunk.parameters() if p.is_floating_point()), torch.float32)
-    return state_bytes(_trunk_shapes(trunk, adapter, layout, config), config, dtype)
+    return state_bytes(_trunk_shapes(trunk, adapter, layout, config), config, _dtype(trunk))
+
+
+def _heads_bytes(model: nn.Module, trunk: nn.Module, layout: TokenLayout, config: Config) -> int:
+    return head_bytes(model, layout.grid, config, _dtype(trunk))
+
+
+def _dtype(trunk: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in trunk.parameters() if p.is_floating_point()), torch.float32)

@@ -33,7 +33,8 @@ class Session:
         trunks: the converted trunks, each with its adapter, by name in the model.
         blocks: names of the converted blocks, by trunk name.
         sequence: every block of a trunk in order, converted or not, by trunk name.
-        loads: state dicts loaded into the trunks since conversion.
+        heads: modules outside the trunks that keep maps for each stream, by name in the model.
+        loads: state dicts loaded into the trunks and these heads since conversion.
         original: the model that was cloned; None if it was converted in place.
         volatile: attributes, by module, that the model's own forward changes.
         settings: attributes of the trunks when a stream last started.
@@ -50,6 +51,7 @@ class Session:
     trunks: dict[str, tuple[nn.Module, Adapter]] = field(default_factory=dict)
     blocks: dict[str, list[str]] = field(default_factory=dict)
     sequence: dict[str, list[nn.Module]] = field(default_factory=dict, repr=False)
+    heads: dict[str, nn.Module] = field(default_factory=dict, repr=False)
     loads: int = 0
     original: Original | None = field(default=None, repr=False)
     volatile: WeakKeyDictionary[nn.Module, set[str]] = field(

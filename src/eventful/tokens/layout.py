@@ -41,6 +41,23 @@ class TokenLayout:
         mask[self.tokens - self.suffix :] = True
         return mask
 
+    def phases(self, period: int) -> Tensor:
+        """(N,) int32 from 0 to `period` - 1: which of `period` turns refreshes each token.
+
+        Each turn has as many tokens as the others, or one more. Those of one turn lie together:
+        what lies around a refreshed token, as convolutions see it, is then mostly refreshed, too.
+        """
+        height, width = self.grid
+        band = max(1, round((self.tokens / period) ** 0.5))  # rows; a turn's tokens form a square
+        y, x = torch.arange(height)[:, None], torch.arange(width)
+        place = (y // band * width + x) * band + y % band  # band by band, in it column by column
+        order = place.flatten().argsort()
+        last = torch.arange(self.tokens - self.suffix, self.tokens)
+        order = torch.cat([torch.arange(self.prefix), self.prefix + order, last])
+        phase = torch.empty(self.tokens, dtype=torch.int32)
+        phase[order] = (torch.arange(self.tokens) * period // self.tokens).to(torch.int32)
+        return phase
+
     def pooled(self, size: int) -> TokenLayout:
         """The layout of keys after `size` x `size` pooling of the grid (Section 5.3)."""
         height, width = (-(-side // size) for side in self.grid)

@@ -18,6 +18,7 @@ from eventful.models.vitdet.heads import CASCADE_IOU, HeadConfig, RegionHeads
 from eventful.models.vitdet.losses import rpn_losses
 from eventful.models.vitdet.pyramid import SimpleFeaturePyramid
 from eventful.models.vitdet.rpn import RPN
+from eventful.models.vitdet.updated import UpdatedMaps
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,12 @@ class ViTDet(nn.Module):
 
     def features(self, pixels: Tensor) -> list[Tensor]:
         """The maps p2 to p6."""
+        maps = self._maps(pixels)
+        # Whoever takes them away must not see the next frame change them.
+        return [part.clone() for part in maps] if isinstance(maps, UpdatedMaps) else maps
+
+    def _maps(self, pixels: Tensor) -> list[Tensor]:
+        """`features`; in a stream these may be its memory."""
         least = 2 * self.config.backbone.patch
         if pixels.dim() != 4 or not len(pixels) or min(pixels.shape[2:]) < least:
             raise FrameError(
@@ -103,7 +110,7 @@ class ViTDet(nn.Module):
                 frame's borders and come back in its own pixels.
         """
         sizes = _sizes(pixels, placements)
-        found = self.detect(self.features(pixels), sizes)
+        found = self.detect(self._maps(pixels), sizes)
         return found if placements is None else found.back(placements)
 
     def detect(self, maps: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> Found:

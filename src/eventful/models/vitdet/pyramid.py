@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eventful.models.blocks import NORM_EPS
+from eventful.models.vitdet.updated import UpdatedMaps, pyramid_levels, update_pyramid
+from eventful.rules.local import HeadMemory, plain_parts
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -59,3 +64,21 @@ class SimpleFeaturePyramid(nn.Module):
         maps = [stage(image) for stage in (self.p2, self.p3, self.p4, self.p5)]
         # p6 takes every other pixel of p5.
         return [*maps, F.max_pool2d(maps[-1], kernel_size=1, stride=2)]
+
+    def step_forward(self, memory: HeadMemory, image: Tensor, *more: Any) -> UpdatedMaps | None:
+        """The maps in a step of a stream: only what a changed token reaches is computed."""
+        batch, grid = len(image), (image.shape[2], image.shape[3])
+        plain = not more and memory.takes(batch, grid, image) and min(grid) > 1
+        if not plain or not plain_parts(self, _PARTS):
+            return None
+        return update_pyramid(self, memory, image)
+
+    def step_bytes(self, grid: tuple[int, int], dtype: torch.dtype) -> int:
+        """Bytes held for one stream with a grid (h, w) of tokens."""
+        first = cast(ConvNorm, self.p4[0])
+        channels, dim = first.out_channels, first.in_channels
+        pixels = pyramid_levels(grid).pixels
+        return (grid[0] * grid[1] * dim + 2 * pixels * channels) * dtype.itemsize + 8
+
+
+_PARTS = (nn.Sequential, nn.ConvTranspose2d, nn.GELU, nn.MaxPool2d, ChannelNorm, ConvNorm)

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from eventful.models.vitdet import boxes as box
 from eventful.models.vitdet.regions import suppress
+from eventful.models.vitdet.updated import UpdatedMaps, pyramid_levels, update_predictions
+from eventful.rules.local import HeadMemory, plain_parts
 
 ANCHOR_SIZES = (32, 64, 128, 256, 512)
 ANCHOR_RATIOS = (0.5, 1.0, 2.0)
@@ -76,6 +78,26 @@ class RPN(nn.Module):
             found.logits.append(self.objectness(x).permute(0, 2, 3, 1).flatten(1).float())
             found.codes.append(codes.reshape(len(x), -1, 4).float())
         return found
+
+    def step_forward(self, memory: HeadMemory, maps: Sequence[Tensor]) -> Predictions | None:
+        """`forward` in a step of a stream: only what a changed token reaches is computed."""
+        parts = (nn.ModuleList, nn.Conv2d)
+        if not isinstance(maps, UpdatedMaps) or not plain_parts(self, parts):
+            return None
+        outputs, count = update_predictions(self, memory, maps), len(ANCHOR_RATIOS)
+        unit = box.cell_anchors(1.0, ANCHOR_RATIOS, outputs.device)
+        found = Predictions([], [], [])
+        for level, (size, stride) in enumerate(zip(ANCHOR_SIZES, STRIDES, strict=True)):
+            found.anchors.append(box.grid_anchors(size * unit, maps.levels.sizes[level], stride))
+            part = maps.levels.part(outputs, level).flatten(1, 2).float()
+            found.logits.append(part[..., :count].flatten(1))
+            found.codes.append(part[..., count:].unflatten(2, (count, 4)).flatten(1, 2))
+        return found
+
+    def step_bytes(self, grid: tuple[int, int], dtype: torch.dtype) -> int:
+        """Bytes held for one stream with a grid (h, w) of tokens."""
+        channels = self.objectness.in_channels + 5 * len(ANCHOR_RATIOS)
+        return pyramid_levels(grid).pixels * channels * dtype.itemsize + 8
 
     @torch.no_grad()
     def propose(self, found: Predictions, sizes: Tensor) -> box.Padded:

@@ -40,6 +40,13 @@ from eventful.ops.reference.gates import (
     sample,
     wanted_tokens,
 )
+from eventful.ops.reference.maps import (
+    MapLayer,
+    MapLevels,
+    changed_pixels,
+    lift_tokens_,
+    update_maps_,
+)
 from eventful.ops.reference.motion import (
     CELL,
     carry,
@@ -88,6 +95,8 @@ __all__ = [
     "ContextMemory",
     "ExactMemory",
     "LayerNorm",
+    "MapLayer",
+    "MapLevels",
     "PickRule",
     "Picked",
     "Pool",
@@ -105,6 +114,7 @@ __all__ = [
     "attend_windows",
     "by_level",
     "carry",
+    "changed_pixels",
     "context_part",
     "contrast",
     "error_norm",
@@ -126,6 +136,7 @@ __all__ = [
     "join_heads",
     "keep_apart",
     "key_bias",
+    "lift_tokens_",
     "logits",
     "lost_rows",
     "lost_tokens",
@@ -144,6 +155,7 @@ __all__ = [
     "suppress",
     "swap_rows_",
     "take_slots",
+    "update_maps_",
     "wanted_tokens",
     "whole_bias",
     "window_map",

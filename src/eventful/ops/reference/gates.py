@@ -63,8 +63,9 @@ class PickRule:
         cap: (B,) most tokens to pass by their error.
         prefix, suffix: special tokens at either end; they pass whatever their error, on top of
             the cap.
-        period, turn: token n passes, on top of the cap, where n and `turn` (B,) are equal modulo
-            `period`.
+        period, turn: token n passes, on top of the cap, where n, or its phase, and `turn` (B,) are
+            equal modulo `period`.
+        phase: (N,) int32 of each token, see `TokenLayout.phases`; None for n itself.
         leading: the first gate of the step: it starts the report, later ones add to it.
         scene: (S,) running median of the error, for scene cuts, updated; None without.
         cut: factor, fraction and momentum of the scene cut.
@@ -85,6 +86,7 @@ class PickRule:
     suffix: int = 0
     period: int | None = None
     turn: Tensor | None = None
+    phase: Tensor | None = None
     leading: bool = True
     scene: Tensor | None = None
     cut: tuple[float, float, float] | None = None
@@ -108,7 +110,8 @@ class PickRule:
             len(self.level), -1
         )
         if self.period is not None and self.turn is not None:
-            forced = forced | (token % self.period == (self.turn % self.period)[:, None])
+            phase = token if self.phase is None else self.phase
+            forced = forced | (phase % self.period == (self.turn % self.period)[:, None])
         return forced
 
 

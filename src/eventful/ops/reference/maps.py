@@ -48,7 +48,7 @@ class MapLevels:
 
     def part(self, tensor: Tensor, level: int) -> Tensor:
         """One level of (B, P, C) as a view (B, h, w, C)."""
-        return tensor[:, self.span(level)].unflatten(1, self.sizes[level])
+        return tensor[:, self.span(level)].view(len(tensor), *self.sizes[level], tensor.shape[2])
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +148,7 @@ def lift_tokens_(
     """
     high, wide = grid
     pixels = finish_lift(tokens @ weight, scale, bias, norm, gelu)
-    pixels = pixels.unflatten(1, (high, wide)).unflatten(3, (scale, scale))
+    pixels = pixels.view(len(tokens), high, wide, scale, scale, -1)
     pixels = pixels.permute(0, 1, 3, 2, 4, 5).flatten(1, 4)  # (B, h * scale * w * scale, C')
     moved = changed.view(-1, high, 1, wide, 1).expand(-1, -1, scale, -1, scale).flatten(1)
     span = slice(place, place + pixels.shape[1])
@@ -161,7 +161,7 @@ def finish_lift(
     products: Tensor, scale: int, bias: Tensor | None, norm: Norm | None, gelu: bool
 ) -> Tensor:
     """Bias, norm and GELU of products (..., scale * scale * C'), as (..., scale * scale, C')."""
-    pixels = products.unflatten(-1, (scale * scale, -1))
+    pixels = products.view(*products.shape[:-1], scale * scale, products.shape[-1] // scale**2)
     if bias is not None:
         pixels = pixels + bias
     if norm is not None:

@@ -14,6 +14,8 @@ from torch import Tensor
 from eventful.ops.reference import (
     ContextMemory,
     ExactMemory,
+    MapLayer,
+    MapLevels,
     Picked,
     PickRule,
     Ragged,
@@ -24,6 +26,7 @@ from eventful.ops.triton.attention import attend, attend_lse, attend_partial
 from eventful.ops.triton.context import add_context_
 from eventful.ops.triton.exact import add_held, exchange_, gate_error, gate_rows, recompute_
 from eventful.ops.triton.gates import MOST_TOKENS, error_norm, pick
+from eventful.ops.triton.maps import changed_pixels, lift_tokens_, update_maps_
 from eventful.ops.triton.motion import carry, match_blocks
 from eventful.ops.triton.nms import MOST_KEPT, keep_apart, suppress
 from eventful.ops.triton.regions import MOST_MAPS, align_regions
@@ -47,6 +50,7 @@ __all__ = [
     "attend_partial",
     "attend_windows",
     "carry",
+    "changed_pixels",
     "contrast",
     "error_norm",
     "estimate_error_",
@@ -57,6 +61,7 @@ __all__ = [
     "gate_rows",
     "grey_picture",
     "keep_apart",
+    "lift_tokens_",
     "match_blocks",
     "pick",
     "recompute_",
@@ -65,6 +70,7 @@ __all__ = [
     "suppress",
     "swap_rows_",
     "take_slots",
+    "update_maps_",
     "write_rows_",
 ]
 
@@ -361,8 +367,52 @@ def _align_regions(
     return None if whole else "a tensor is not contiguous"
 
 
+def _update_maps(
+    out_: Tensor, x: Tensor, layer: MapLayer, changed: Tensor, levels: MapLevels, *rest: object
+) -> str | None:
+    before, after = layer.weight.shape[-2:]
+    parts = (out_, x, layer.weight, changed)
+    return _channels(out_, x, before, after, layer.weight.dtype, parts)
+
+
+def _lift_tokens(
+    out_: Tensor,
+    tokens: Tensor,
+    weight: Tensor,
+    bias: object,
+    norm: object,
+    gelu: bool,
+    changed: Tensor,
+    grid: object,
+    scale: int,
+    *rest: object,
+) -> str | None:
+    after = weight.shape[-1] // scale**2
+    if after > 512:
+        return "it has no room for more than 512 channels"
+    parts = (out_, weight, changed)
+    return _channels(out_, tokens, tokens.shape[-1], after, weight.dtype, parts)
+
+
+def _channels(
+    out_: Tensor, x: Tensor, before: int, after: int, kind: torch.dtype, parts: tuple[Tensor, ...]
+) -> str | None:
+    if not out_.dtype == x.dtype == kind:
+        return "maps and weights differ in dtype"
+    if before % 16 or after > 512:
+        return "it takes a multiple of 16 channels, and makes at most 512"
+    return None if all(part.is_contiguous() for part in parts) else "a tensor is not contiguous"
+
+
+def _changed_pixels(tokens: Tensor, *rest: object) -> str | None:
+    return None if tokens.is_contiguous() else "the mask is not contiguous"
+
+
 _CHECKS: dict[str, Callable[..., str | None]] = {
     "error_norm": _error_norm,
+    "update_maps_": _update_maps,
+    "lift_tokens_": _lift_tokens,
+    "changed_pixels": _changed_pixels,
     "frame_score": _frame_score,
     "estimate_error_": _estimate_error,
     "follow_change_": _follow_change,

@@ -57,12 +57,12 @@ def error_norm(
 
 @triton.jit
 def _pick(
-    errors, levels, caps, lows, floors, turns, slots, scenes, shown, far, index, counts, places,
-    report,
+    errors, levels, caps, lows, floors, turns, phases, slots, scenes, shown, far, index, counts,
+    places, report,
     tokens, width, prefix, suffix, period, cut_factor, cut_fraction, cut_momentum,
     LEADING: tl.constexpr, SCENE: tl.constexpr, HAS_SLOTS: tl.constexpr, TILES: tl.constexpr,
     OWN: tl.constexpr, OTHER: tl.constexpr, WIDTH: tl.constexpr, SAMPLE: tl.constexpr,
-    REPORT: tl.constexpr, FLOOR: tl.constexpr, FAR: tl.constexpr,
+    REPORT: tl.constexpr, FLOOR: tl.constexpr, FAR: tl.constexpr, PHASED: tl.constexpr,
 ):  # fmt: skip
     if SCENE:  # noqa: SIM102 - the last program looks at the scene, the others at their tokens
         if tl.program_id(0) == tl.num_programs(0) - 1:
@@ -82,7 +82,9 @@ def _pick(
     i = start + tl.arange(0, OWN)
     mine = tl.load(errors + i, mask=i < tokens, other=0.0)
     my_raw = mine.to(tl.int32, bitcast=True)  # errors are not negative: their bits order as they do
-    my_key = tl.where(_forced(i, tokens, prefix, suffix, period, turn), 0x7FFFFFFF, my_raw)
+    my_key = tl.where(
+        _forced(i, phases, tokens, prefix, suffix, period, turn, PHASED), 0x7FFFFFFF, my_raw
+    )
 
     behind = tl.zeros([OWN, OTHER], dtype=tl.int32)  # summed over tokens after the loop: once
     bad = tl.zeros([OTHER], dtype=tl.int32)
@@ -94,7 +96,7 @@ def _pick(
         j = tile * OTHER + tl.arange(0, OTHER)
         real = j < tokens
         error = tl.load(errors + j, mask=real, other=0.0)
-        forced = _forced(j, tokens, prefix, suffix, period, turn)
+        forced = _forced(j, phases, tokens, prefix, suffix, period, turn, PHASED)
         bad += ((error != error) | (error == float("inf"))).to(tl.int32)
         above += (real & (error > level) & (forced == 0)).to(tl.int32)
         if FLOOR:
@@ -110,7 +112,7 @@ def _pick(
     j = home * OTHER + tl.arange(0, OTHER)
     error = tl.load(errors + j, mask=j < tokens, other=0.0)
     key = tl.where(
-        _forced(j, tokens, prefix, suffix, period, turn), 0x7FFFFFFF,
+        _forced(j, phases, tokens, prefix, suffix, period, turn, PHASED), 0x7FFFFFFF,
         error.to(tl.int32, bitcast=True),
     )  # fmt: skip
     key = tl.where(j < tokens, key, -1)
@@ -206,11 +208,12 @@ def _scene(
 
 
 @triton.jit
-def _forced(token, tokens, prefix, suffix, period, turn):
+def _forced(token, phases, tokens, prefix, suffix, period, turn, PHASED: tl.constexpr):
     """Special tokens, and those whose turn to be refreshed it is."""
     forced = (token < prefix) | (token >= tokens - suffix)
     if period > 0:
-        forced = forced | (token % period == turn % period)
+        phase = tl.load(phases + token, mask=token < tokens, other=0) if PHASED else token
+        forced = forced | (phase % period == turn % period)
     return forced & (token < tokens)
 
 
@@ -227,6 +230,7 @@ def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
     _pick[(triton.cdiv(tokens, own) + (rule.scene is not None), batch)](
         error, rule.level, rule.cap, *(filled or (error, count)),
         rule.turn if rule.turn is not None else count,
+        count if rule.phase is None else rule.phase,
         count if rule.slots is None else rule.slots, error if rule.scene is None else rule.scene,
         error if rule.scene_error is None else rule.scene_error,
         error if rule.cut_least is None else rule.cut_least, index, count, places, report,
@@ -234,6 +238,7 @@ def pick(error: Tensor, rule: PickRule, width: int, report: Tensor) -> Picked:
         LEADING=rule.leading, SCENE=rule.scene is not None, HAS_SLOTS=rule.slots is not None,
         TILES=triton.cdiv(tokens, other), OWN=own, OTHER=other,
         WIDTH=triton.next_power_of_2(max(width, 1)), SAMPLE=SAMPLE, REPORT=REPORT,
-        FLOOR=filled is not None, FAR=rule.cut_least is not None, num_warps=4,
+        FLOOR=filled is not None, FAR=rule.cut_least is not None,
+        PHASED=rule.phase is not None, num_warps=4,
     )  # fmt: skip
     return Picked(index, count, places)

@@ -141,7 +141,7 @@ def _update_maps(
         else:
             rows = tl.load(x[:, None] + lane[None, :], mask=real[:, None], other=0.0)
         columns = weight + (tap * C_IN + lane)[:, None] * C + n[None, :]
-        if C == N:
+        if C == N:  # noqa: SIM108 - chosen by the compiler
             columns = tl.load(columns)
         else:
             columns = tl.load(columns, mask=fits[None, :], other=0.0)
@@ -232,7 +232,7 @@ def _lift(
     for part in range(C_IN // K):
         rows = tl.load(x[:, None] + (part * K + k)[None, :], mask=real[:, None], other=0.0)
         columns = weight + (part * K + k)[:, None] * (SCALE * SCALE * C) + n[None, :]
-        if C == N:
+        if C == N:  # noqa: SIM108 - chosen by the compiler
             columns = tl.load(columns)
         else:
             columns = tl.load(columns, mask=fits[None, :], other=0.0)

@@ -37,7 +37,9 @@ WARM = {
     "cpu": 2,
     "cuda": 5,
 }  # steps of every contender before any is timed; capturing a CUDA graph takes four
-LIVELY = 20.0  # factor on the class weights of a random detector, so that it finds a hundred objects
+LIVELY = (
+    20.0  # factor on the class weights of a random detector, so that it finds a hundred objects
+)
 ROUNDS = {"cpu": 1, "cuda": 5}  # timed flushes of a detector, timed videos of a recogniser
 USUAL_FRAMES = {"cpu": 6, "cuda": 30}
 
@@ -333,9 +335,7 @@ def _fastest_dense(like: Variant, model: nn.Module, example: Tensor, macs: int, 
     return Entry(Dense(best, macs), variant=variant)
 
 
-def _fastest_detector(
-    like: Variant, model: ViTDet, example: Tensor, macs: int, run: _Run
-) -> Entry:
+def _fastest_detector(like: Variant, model: ViTDet, example: Tensor, macs: int, run: _Run) -> Entry:
     """The fastest dense paths of a backbone and of the whole detector."""
     inner, backbone = _fastest(like, model.backbone, example, run)
     outer, whole = _fastest(like, model, example, run)
@@ -375,7 +375,7 @@ def _detector(size: int, plan: Plan) -> ViTDet:
     assert isinstance(model, ViTDet)
     with torch.no_grad():
         for stage in model.heads.stages:
-            stage.get_submodule("scores").weight.mul_(LIVELY)  # type: ignore[operator,union-attr]
+            stage.get_submodule("scores").weight.mul_(LIVELY)  # type: ignore[operator]
     return model
 
 

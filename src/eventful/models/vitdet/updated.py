@@ -1,0 +1,179 @@
+"""The pyramid and the proposal network in a stream: only what a changed token reaches is computed.
+
+Of each level two maps are kept: what enters its 3 x 3 convolution, and its output. Of the proposal
+network what its first convolution made, and the predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from eventful import ops
+from eventful.ops import MapLayer, MapLevels
+from eventful.rules.local import HeadMemory, conv_taps, lift_weight
+
+if TYPE_CHECKING:
+    from eventful.models.vitdet.pyramid import ConvNorm, SimpleFeaturePyramid
+    from eventful.models.vitdet.rpn import RPN
+
+SCALES = (4.0, 2.0, 1.0, 0.5, 0.25)  # pixels of p2 to p6 to a token side
+_REACH_MAPS, _REACH_MID, _REACH_OUT = 1, 2, 3  # of a token, in pixels of each level
+
+
+class UpdatedMaps(list[Tensor]):
+    """The maps p2 to p6 (B, C, h, w) as views of a stream's memory, which the next frame changes.
+
+    Attributes:
+        name: of the pyramid in the model, whose memory `name/maps` (S, P, C) they are.
+        changed: (B, h, w) tokens that changed since the maps of the last frame.
+        levels: how the maps lie in the memory.
+    """
+
+    def __init__(
+        self, maps: Sequence[Tensor], name: str, changed: Tensor, levels: MapLevels
+    ) -> None:
+        super().__init__(maps)
+        self.name, self.changed, self.levels = name, changed, levels
+
+
+def pyramid_levels(grid: tuple[int, int]) -> MapLevels:
+    """Sizes of p2 to p6 over a grid (h, w) of tokens."""
+    high, wide = grid
+    half = (high // 2, wide // 2)
+    fine = [(high * scale, wide * scale) for scale in (4, 2, 1)]
+    return MapLevels((*fine, half, ((half[0] + 1) // 2, (half[1] + 1) // 2)))
+
+
+def update_pyramid(pyramid: SimpleFeaturePyramid, memory: HeadMemory, image: Tensor) -> UpdatedMaps:
+    """The maps of features (B, D, h, w), brought up to date."""
+    grid = (image.shape[2], image.shape[3])
+    levels = pyramid_levels(grid)
+    tokens = image.flatten(2).transpose(1, 2)
+    changed = memory.compare(tokens).unflatten(1, grid)
+    pre = _update_inputs(pyramid, memory, tokens, changed, levels)
+    moved = ops.changed_pixels(changed, levels, SCALES, _REACH_MAPS)
+    maps = memory.open("maps", moved, pre.shape[2], pre)
+    smoothed = moved.clone()
+    smoothed[:, levels.span(4)] = False  # p6 is made of p5
+    layer, slots = _smooth_layer(pyramid, memory), memory.state.slots
+    ops.update_maps_(maps, pre, layer, smoothed, levels, slots)
+    memory.note("maps", layer.weight[0].numel(), smoothed[:, : levels.offsets[4]])
+    _subsample_(maps, moved, levels, slots)
+    held = memory.maps("maps")
+    views = [levels.part(held, level).permute(0, 3, 1, 2) for level in range(len(SCALES))]
+    return UpdatedMaps(views, memory.name, changed, levels)
+
+
+def _smooth_layer(pyramid: SimpleFeaturePyramid, memory: HeadMemory) -> MapLayer:
+    """The 3 x 3 convolutions of p2 to p5 with their norms."""
+
+    def make() -> MapLayer:
+        stages: list[Any] = [pyramid.p2, pyramid.p3, pyramid.p4, pyramid.p5]
+        convs: list[ConvNorm] = [stage[-1] for stage in stages]
+        norm = (
+            torch.stack([conv.norm.weight for conv in convs]),
+            torch.stack([conv.norm.bias for conv in convs]),
+            convs[0].norm.eps,
+        )
+        return MapLayer(torch.stack([conv_taps(conv) for conv in convs]), norm=norm)
+
+    layer: MapLayer = memory.constant("smooth", make)
+    return layer
+
+
+def _update_inputs(
+    pyramid: SimpleFeaturePyramid,
+    memory: HeadMemory,
+    tokens: Tensor,
+    changed: Tensor,
+    levels: MapLevels,
+) -> Tensor:
+    """What enters the 3 x 3 convolutions of p2 to p5, brought up to date: (S, P, C)."""
+    grid, slots = (changed.shape[1], changed.shape[2]), memory.state.slots
+    finer = changed.repeat_interleave(2, 1).repeat_interleave(2, 2)
+    half = F.max_pool2d(tokens.transpose(1, 2).unflatten(2, grid), 2)
+    halved = ops.changed_pixels(changed, MapLevels((levels.sizes[3],)), (0.5,), 0)
+    p2: Any = pyramid.p2
+    convs: list[Any] = [p2[4], pyramid.p3[1], pyramid.p4[0], pyramid.p5[1]]
+    first, *lifts = memory.constant("lifts", lambda: _lifts(pyramid))
+    channels: int = convs[0].out_channels
+    every = ops.changed_pixels(changed, levels, SCALES, 0)
+    pre = memory.open("pre", every, channels, tokens)
+    dim = first[0].shape[1] // 4
+    room = ops.scratch("pyramid p2", (len(tokens), 4 * tokens.shape[1], dim), tokens)
+    between = tokens.new_empty(len(tokens), 4 * tokens.shape[1], dim) if room is None else room
+    flat = changed.flatten(1)
+    norm = (p2[1].weight, p2[1].bias, p2[1].eps)
+    ops.lift_tokens_(between, tokens, first[0], first[1], norm, True, flat, grid, 2, 0)
+    memory.note("p2 first", first[0].numel(), flat)
+    inputs = (
+        ("p2", between, finer, 2),
+        ("p3", tokens, changed, 2),
+        ("p4", tokens, changed, 1),
+        ("p5", half.flatten(2).transpose(1, 2), halved.unflatten(1, levels.sizes[3]), 1),
+    )
+    for level, (name, x, moved, scale) in enumerate(inputs):
+        (weight, bias), conv = lifts[level], convs[level].norm
+        own, size = (conv.weight, conv.bias, conv.eps), (moved.shape[1], moved.shape[2])
+        ops.lift_tokens_(
+            pre, x, weight, bias, own, False, moved.flatten(1), size, scale,
+            levels.offsets[level], slots,
+        )  # fmt: skip
+        memory.note(name, weight.numel(), moved.flatten(1))
+    return pre
+
+
+def _lifts(pyramid: SimpleFeaturePyramid) -> tuple[tuple[Tensor, Tensor | None], ...]:
+    """Products: the first of p2, then what makes the input of each 3 x 3 convolution.
+
+    A transposed convolution and the 1 x 1 convolution that follows it at once are one product.
+    """
+    p2, p3, p4, p5 = (
+        cast(Any, stage) for stage in (pyramid.p2, pyramid.p3, pyramid.p4, pyramid.p5)
+    )
+    return (
+        lift_weight(p2[0]),
+        lift_weight(p2[3], p2[4]),
+        lift_weight(p3[0], p3[1]),
+        (conv_taps(p4[0])[0], None),
+        (conv_taps(p5[1])[0], None),
+    )
+
+
+def _subsample_(maps: Tensor, moved: Tensor, levels: MapLevels, slots: Tensor | None) -> None:
+    """p6: every other pixel of p5 (S, P, C), where `moved` (B, P)."""
+    rows = ops.held(maps[:, levels.offsets[3] :], slots)
+    tail = MapLevels(levels.sizes[3:])
+    finer = tail.part(rows, 0)[:, ::2, ::2].flatten(1, 2)
+    kept = torch.where(moved[:, levels.span(4), None], finer, rows[:, tail.span(1)])
+    own = torch.arange(len(moved), device=maps.device) if slots is None else slots
+    maps[:, levels.span(4)].index_copy_(0, own, kept)
+
+
+def update_predictions(rpn: RPN, memory: HeadMemory, maps: UpdatedMaps) -> Tensor:
+    """Objectness and box codes of every anchor (B, P, 5 * anchors), brought up to date."""
+    state, levels = memory.state, maps.levels
+    changed = memory.follow(maps.name, maps.changed)
+    first, second, last = memory.constant("layers", lambda: _prediction_layers(rpn))
+    moved = ops.changed_pixels(changed, levels, SCALES, _REACH_MID)
+    mid = memory.update("mid", state.raw(f"{maps.name}/maps"), first, moved, levels)
+    reached = ops.changed_pixels(changed, levels, SCALES, _REACH_OUT)
+    room = ops.scratch("rpn", mid.shape, mid)
+    between = torch.empty_like(mid) if room is None else room
+    ops.update_maps_(between, mid, second, reached, levels, state.slots)
+    memory.note("second", second.weight[0].numel(), reached)
+    out = memory.update("out", between, last, reached, levels)
+    return out.clone() if state.slots is None else ops.held(out, state.slots)
+
+
+def _prediction_layers(rpn: RPN) -> tuple[MapLayer, MapLayer, MapLayer]:
+    convs, ends = cast(Any, rpn.convs), cast(Any, (rpn.objectness, rpn.deltas))
+    first, second = (MapLayer(conv_taps(conv)[None], conv.bias[None], relu=True) for conv in convs)
+    weight = torch.cat([conv_taps(conv) for conv in ends], dim=-1)
+    bias = torch.cat([conv.bias for conv in ends])
+    return first, second, MapLayer(weight[None], bias[None])

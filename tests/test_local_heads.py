@@ -1,0 +1,540 @@
+"""Heads that compute only what a changed token reaches, against the dense heads."""
+
+# ruff: noqa: F811  (fixtures come by import)
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import eventful
+from backends import DEVICE, backends, make, poison  # noqa: F401
+from clips import moving_square
+from eventful import Config, Stream, StreamBatch, TopR, errors, ops
+from eventful.memory.slots import SlotPool, SlotState
+from eventful.memory.state import RowState
+from eventful.models.vitdet import ViTDet
+from eventful.models.vitdet.updated import SCALES, UpdatedMaps, pyramid_levels
+from eventful.ops import MapLayer, MapLevels, eager_maps, reference
+from eventful.rules.local import HeadMemory
+from eventful.rules.step import Step
+from eventful.surgery.heads import head_bytes
+from eventful.tokens.layout import TokenLayout
+from tiny_models import detector
+
+GRID = (7, 9)
+SIZE = (16 * GRID[0], 16 * GRID[1])
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.fixture(params=["host", "resident"])
+def path(request, monkeypatch):
+    devices = {"cpu"} if request.param == "resident" else set()
+    monkeypatch.setattr("eventful.engine.plan.DEVICES", devices)
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model() -> ViTDet:
+    """A tiny detector whose proposal network tells places apart."""
+    model = detector(size=SIZE[1]).eval()
+    torch.manual_seed(5)
+    for parameter in (*model.rpn.parameters(), *model.pyramid.parameters()):
+        parameter.data = 0.1 * torch.randn(parameter.shape)
+    for norm in (m for m in model.pyramid.modules() if isinstance(m, torch.nn.LayerNorm)):
+        norm.weight.data += 1
+    return model
+
+
+# --- operations ------------------------------------------------------------------------------
+
+LEVELS = MapLevels(((12, 7), (5, 3), (1, 1), (2, 9)))
+
+
+def map_layer(taps: int, entries: int, **options) -> MapLayer:
+    weight = make(entries, taps, 16, 5, seed=1) / 4
+    norm = (make(entries, 5, seed=3), make(entries, 5, seed=4), 1e-6)
+    return MapLayer(weight, make(entries, 5, seed=2), norm if options.get("norm") else None,
+                    options.get("relu", False))  # fmt: skip
+
+
+@backends("update_maps_")
+@pytest.mark.parametrize("taps", [9, 1])
+@pytest.mark.parametrize("options", [{"norm": True}, {"relu": True}], ids=str)
+@pytest.mark.parametrize(("share", "slotted"), [(0.2, False), (0.2, True), (0.9, True), (0, False)])
+def test_update_maps(backend, taps, options, share, slotted, poison):
+    entries = 3 if "norm" in options else 1  # the last entry serves the last two levels
+    layer = map_layer(taps, entries, **options)
+    x, before = (make(4, LEVELS.pixels, width, seed=7) for width in (16, 5))
+    slots = torch.tensor([3, 1], device=DEVICE) if slotted else None
+    x, before = (x, before) if slotted else (x[:2], before[:2])
+    changed = make(2, LEVELS.pixels, seed=8).sigmoid() < share
+    expected, found = before.clone(), before.clone()
+    reference.update_maps_(expected, x, layer, changed, LEVELS, slots)
+    with eventful.use_backend(backend):
+        ops.update_maps_(found, x, layer, changed, LEVELS, slots)
+    torch.testing.assert_close(found, expected, **CLOSE)
+    kept = torch.ones(before.shape[:2], dtype=torch.bool, device=DEVICE)
+    kept[slice(None) if slots is None else slots] = ~changed
+    assert torch.equal(found[kept], before[kept])
+
+
+@backends("lift_tokens_")
+@pytest.mark.parametrize("scale", [1, 2])
+@pytest.mark.parametrize("slotted", [False, True])
+@pytest.mark.parametrize("full", [False, True])
+def test_lift_tokens(backend, scale, slotted, full, poison):
+    grid, place = (3, 5), 4
+    tokens, weight = make(2, 15, 16, seed=1), make(16, scale * scale * 7, seed=2)
+    bias = make(7, seed=3) if full else None
+    norm = (make(7, seed=4), make(7, seed=5), 1e-6) if full else None
+    before = make(4 if slotted else 2, place + 15 * scale**2 + 3, 7, seed=6)
+    slots = torch.tensor([3, 1], device=DEVICE) if slotted else None
+    changed = make(2, 15, seed=8) > 0
+    expected, found = before.clone(), before.clone()
+    call = (tokens, weight, bias, norm, full, changed, grid, scale, place, slots)
+    reference.lift_tokens_(expected, *call)
+    with eventful.use_backend(backend):
+        ops.lift_tokens_(found, *call)
+    torch.testing.assert_close(found, expected, **CLOSE)
+    assert torch.equal(found == before, expected == before)
+    assert (found != before).any(dim=-1).sum() == changed.sum() * scale**2
+
+
+def test_a_lift_is_the_transposed_convolution():
+    conv = torch.nn.ConvTranspose2d(6, 4, 2, stride=2)
+    from eventful.rules.local import lift_weight
+
+    tokens = make(2, 15, 6)
+    out = torch.zeros(2, 60, 4)
+    weight, bias = lift_weight(conv)
+    every = torch.ones(2, 15, dtype=torch.bool)
+    ops.lift_tokens_(out, tokens, weight, bias, None, False, every, (3, 5), 2, 0)
+    expected = conv(tokens.transpose(1, 2).unflatten(2, (3, 5))).permute(0, 2, 3, 1)
+    torch.testing.assert_close(out.view(2, 6, 10, 4), expected, **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("grid", [(2, 2), (5, 4), GRID], ids=str)
+def test_changed_pixels_are_those_that_change(model, grid):
+    """One token after another changes; the dense heads show which pixels it reaches."""
+    levels = pyramid_levels(grid)
+    image = make(1, 32, *grid)
+    every = image.expand(grid[0] * grid[1], -1, -1, -1).clone()
+    tokens = torch.zeros(len(every), *grid, dtype=torch.bool)
+    for number, (y, x) in enumerate(torch.cartesian_prod(*map(torch.arange, grid)).tolist()):
+        every[number, :, y, x] += 3
+        tokens[number, y, x] = True
+
+    def runs(image):
+        maps = model.pyramid.double()(image.double())
+        mid = [model.rpn.convs[0].double()(part).relu() for part in maps]
+        out = [model.rpn.convs[1].double()(part.relu()) for part in mid]
+        return [torch.cat([p.flatten(2) for p in parts], 2) for parts in (maps, mid, out)]
+
+    try:
+        for reach, (one, many) in enumerate(zip(runs(image), runs(every), strict=True), start=1):
+            found = ops.changed_pixels(tokens, levels, SCALES, reach)
+            differ = (one != many).any(dim=1)
+            assert not (differ & ~found).any()
+            fine = slice(0, levels.offsets[3])  # a maximum may hide a change
+            assert torch.equal(differ[:, fine], found[:, fine])
+            reached = [part.any(dim=0) for part in (differ, found)]
+            assert torch.equal(*reached)
+    finally:
+        model.float()
+
+
+# --- heads on features -----------------------------------------------------------------------
+
+
+def a_step(state, *, flush: bool = False) -> Step:
+    return Step(
+        Config.fast(TopR(1)), state, [TopR(1)] * len(state), [flush] * len(state),
+        {"backbone": TokenLayout(GRID)},
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def run_heads(model: ViTDet, state, image: Tensor, *, flush: bool = False):
+    step = a_step(state, flush=flush)
+    maps = model.pyramid.step_forward(HeadMemory(step, "pyramid"), image)
+    found = model.rpn.step_forward(HeadMemory(step, "rpn"), maps)
+    return [part.clone() for part in maps], found, maps.changed, step
+
+
+@torch.no_grad()
+def assert_dense(model: ViTDet, image: Tensor, maps, found) -> None:
+    expected = model.pyramid(image)
+    predictions = model.rpn(expected)
+    for one, other in zip(maps, expected, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+    for name in ("logits", "codes", "anchors"):
+        for one, other in zip(getattr(found, name), getattr(predictions, name), strict=True):
+            torch.testing.assert_close(one, other, **CLOSE)
+
+
+def a_state(kind: str, streams: int = 2):
+    if kind == "rows":
+        return RowState(streams)
+    state = SlotState(SlotPool(), [3, 1, 0][:streams], [0] * streams)
+    state.pool.acquire(4)
+    state.slots = torch.tensor(state.rows)
+    return state
+
+
+@pytest.mark.parametrize("kind", ["rows", "slots"])
+@pytest.mark.parametrize("seed", range(4))
+def test_any_pattern_of_change_is_dense(model, kind, seed):
+    state, levels = a_state(kind), pyramid_levels(GRID)
+    draw = torch.Generator().manual_seed(seed)
+    image = torch.randn(2, 32, *GRID, generator=draw)
+    run_heads(model, state, image, flush=True)
+    for share in (0.02, 0.0, 0.1, 0.02, 0.6, 0.05, 1.0, 0.02):
+        before = {name: state[name].clone() for name in ("pyramid/maps", "rpn/out")}
+        wanted = torch.rand(2, *GRID, generator=draw) < share
+        image = torch.where(wanted[:, None], torch.randn(image.shape, generator=draw), image)
+        maps, found, changed, _ = run_heads(model, state, image)
+        assert torch.equal(changed, wanted)
+        assert_dense(model, image, maps, found)
+        for name, reach in (("pyramid/maps", 1), ("rpn/out", 3)):
+            kept = ~ops.changed_pixels(changed, levels, SCALES, reach)
+            assert torch.equal(state[name][kept], before[name][kept])
+
+
+@pytest.mark.parametrize("share", [0.0, 2.0], ids=["always dense", "never dense"])
+def test_the_share_beyond_which_a_level_runs_dense_does_not_matter(model, share, monkeypatch):
+    monkeypatch.setattr(eager_maps, "DENSE_SHARE", share)
+    state, image = a_state("rows"), make(2, 32, *GRID)
+    run_heads(model, state, image, flush=True)
+    image = image.clone()
+    image[0, :, 3, 8] += 1
+    before = state["pyramid/maps"].clone()
+    maps, found, changed, _ = run_heads(model, state, image)
+    assert_dense(model, image, maps, found)
+    kept = ~ops.changed_pixels(changed, pyramid_levels(GRID), SCALES, 1)
+    assert torch.equal(state["pyramid/maps"][kept], before[kept])
+
+
+def test_a_change_of_bits_alone_counts(model):
+    state, image = a_state("rows", 1), make(1, 32, *GRID)
+    image[0, 3, 2, 2] = 0.0
+    run_heads(model, state, image, flush=True)
+    image[0, 3, 2, 2] = -0.0
+    changed = run_heads(model, state, image)[2]
+    assert changed.sum() == 1
+
+
+@pytest.mark.parametrize("kind", ["rows", "slots"])
+def test_what_a_bad_frame_wrote_is_gone(model, kind):
+    state, image = a_state(kind), make(2, 32, *GRID)
+    run_heads(model, state, image, flush=True)
+    names = [f"pyramid/{n}" for n in ("reference", "pre", "maps", "turn")]
+    names += ["rpn/mid", "rpn/out", "rpn/seen"]
+    before = {name: state[name].clone() for name in names}
+    worse = image.clone()
+    worse[0, :, 2:4] = torch.nan
+    worse[1, :, 5] += 1
+    state.begin()
+    state.accept(torch.tensor([False, True]))
+    run_heads(model, state, worse)
+    if kind == "rows":
+        state.rollback()
+        rows = [0, 1]
+    else:
+        state.good, rows = None, [0]
+        assert not torch.equal(state["rpn/out"][1], before["rpn/out"][1])
+    for name in names:
+        assert torch.equal(state[name][rows], before[name][rows]), name
+    image[0, :, 0, 0] += 1
+    image[1] = worse[1]
+    maps, found, *_ = run_heads(model, state, image)
+    assert_dense(model, image, maps, found)
+
+
+def test_a_first_frame_that_fails_leaves_nothing(model):
+    state = a_state("rows")
+    state.begin()
+    run_heads(model, state, make(2, 32, *GRID), flush=True)
+    state.rollback()
+    assert not state.tensors
+
+
+# --- streams ---------------------------------------------------------------------------------
+
+
+def backbone_image(stream: Stream | StreamBatch) -> Tensor:
+    held = stream._state.detached().tensors
+    return held["backbone.blocks.1/output"].transpose(1, 2).unflatten(2, GRID)
+
+
+def predictions_of(stream: Stream | StreamBatch) -> Tensor:
+    return stream._state.detached().tensors["rpn/out"]
+
+
+@torch.no_grad()
+def assert_heads(model: ViTDet, stream: Stream | StreamBatch) -> None:
+    """The heads' memory is what the dense heads make of the backbone's memory."""
+    held, levels = stream._state.detached().tensors, pyramid_levels(GRID)
+    maps = model.pyramid(backbone_image(stream))
+    found = model.rpn(maps)
+    for level, part in enumerate(maps):
+        kept = levels.part(held["pyramid/maps"], level)
+        torch.testing.assert_close(kept.permute(0, 3, 1, 2), part, **CLOSE)
+        logits = levels.part(held["rpn/out"], level)[..., :3].flatten(1)
+        torch.testing.assert_close(logits, found.logits[level], **CLOSE)
+
+
+def test_a_stream_has_the_heads_of_its_features(model, path):
+    stream = Stream(eventful.convert(model, Config.fast(fallback=False)))
+    shares = []
+    for frame in moving_square(6, SIZE, noise=0.01):
+        (found,) = stream(frame)
+        assert_heads(model, stream)
+        shares.append(stream.last.head_macs / stream.last.dense_head_macs)
+        with torch.no_grad():
+            maps = model.pyramid(backbone_image(stream))
+            (dense,) = model.detect(maps, [SIZE])
+        torch.testing.assert_close(found.boxes, dense.boxes, rtol=1e-3, atol=1e-3)
+    assert shares[0] == 1
+    assert 0 < shares[-1] < 0.7
+    assert stream.last.macs < stream.last.dense_macs
+
+
+def test_a_still_scene_costs_the_heads_nothing(model, path):
+    config = Config.fast(TopR(0), fallback=False, max_age=None)
+    stream = Stream(eventful.convert(model, config))
+    frame = moving_square(1, SIZE)[0]
+    stream(frame)
+    before = predictions_of(stream).clone()
+    stream(frame)
+    assert stream.last.head_macs == 0
+    assert torch.equal(predictions_of(stream), before)
+
+
+def test_gates_around_blocks(model):
+    config = Config(TopR(4), gating="block", protect=False)
+    stream = Stream(eventful.convert(model, config))
+    for frame in moving_square(4, SIZE):
+        stream(frame)
+        assert_heads(model, stream)
+    assert stream.last.head_macs < stream.last.dense_head_macs
+
+
+def test_other_gatings_and_the_model_outside_a_stream_are_the_original(model):
+    frame = moving_square(1, SIZE)[0]
+    for config in (Config.exact(), Config.fast()):
+        converted = eventful.convert(model, config)
+        with torch.no_grad():
+            one, other = converted.features(frame), model.features(frame)
+            assert all(map(torch.equal, one, other))
+            one, other = converted.rpn(one), model.rpn(other)
+        assert all(map(torch.equal, one.logits + one.codes, other.logits + other.codes))
+        stream = Stream(converted)
+        stream(frame)
+        assert ("pyramid/maps" in stream._state) == (config.gating == "frame")
+        assert bool(stream.last.dense_head_macs) == (config.gating == "frame")
+
+
+def test_streams_in_a_batch_are_those_alone(model, path):
+    converted = eventful.convert(model, Config.fast(fallback=False))
+    batch, alone = StreamBatch(converted), {}
+    clips = {name: moving_square(6, SIZE, seed=seed) for seed, name in enumerate("abc")}
+    for time in range(6):
+        if time in (0, 1, 3):  # others join later, and flush in a pass of their own
+            name = "abc"[len(alone)]
+            batch.join(name)
+            alone[name] = Stream(converted)
+        if time == 5:
+            for name, stream in alone.items():
+                batch.flush(name)
+                stream.flush()
+        batch(torch.cat([clips[name][time] for name in alone]))
+        assert_heads(model, batch)
+        for row, (name, stream) in enumerate(alone.items()):
+            stream(clips[name][time])
+            torch.testing.assert_close(
+                predictions_of(batch)[row : row + 1], predictions_of(stream), rtol=1e-3, atol=1e-3
+            )
+    assert batch.last.head_macs == batch.last.dense_head_macs
+
+
+def test_a_bad_frame_and_a_failure_behind_the_heads_change_nothing(model, monkeypatch):
+    stream = Stream(eventful.convert(model, Config.fast(fallback=False)))
+    clip = moving_square(4, SIZE)
+    stream(clip[0])
+    before = {name: tensor.clone() for name, tensor in stream._state.tensors.items()}
+    with pytest.raises(errors.NonFiniteError):
+        stream(torch.full_like(clip[1], torch.nan))
+
+    def fail(*args):
+        raise ArithmeticError("behind the heads")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model.heads), "forward", fail)
+        with pytest.raises(ArithmeticError):
+            stream(clip[1])
+    after = stream._state.tensors
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name].nan_to_num(7), after[name].nan_to_num(7)) for name in after)
+    stream(clip[2])
+    assert_heads(model, stream)
+
+
+def test_a_bad_frame_on_the_device_path(model, monkeypatch):
+    monkeypatch.setattr("eventful.engine.plan.DEVICES", {"cpu"})
+    converted = eventful.convert(model, Config.fast(fallback=False))
+    batch, clip = StreamBatch(converted), moving_square(5, SIZE, batch=2)
+    batch.join("good")
+    batch.join("bad")
+    batch(clip[0])
+    before = predictions_of(batch).clone()
+    frames = clip[1].clone()
+    frames[1] = torch.nan
+    batch(frames)
+    assert torch.equal(predictions_of(batch)[1], before[1])
+    assert not torch.equal(predictions_of(batch)[0], before[0])
+    with pytest.raises(errors.NonFiniteError):
+        batch(clip[2])
+    batch(clip[3])
+    assert_heads(model, batch)
+
+
+def test_maps_taken_away_stay_and_what_the_proposals_missed_is_made_up_for(model, path):
+    stream = Stream(eventful.convert(model, Config.fast(fallback=False)))
+    clip = moving_square(5, SIZE)
+    stream(clip[0])
+    maps = stream.call("features", clip[2])
+    kept = [part.clone() for part in maps]
+    stream(clip[4])
+    assert all(map(torch.equal, maps, kept))
+    assert_heads(model, stream)
+
+
+def test_a_snapshot_holds_the_maps(model, path):
+    converted = eventful.convert(model, Config.fast(fallback=False))
+    stream, clip = Stream(converted), moving_square(4, SIZE)
+    for frame in clip[:2]:
+        stream(frame)
+    other = Stream.load(converted, stream.snapshot())
+    for one in (stream, other):
+        one(clip[2])
+        assert_heads(model, one)
+    assert other.last.head_macs == stream.last.head_macs < stream.last.dense_head_macs
+    assert torch.equal(predictions_of(other), predictions_of(stream))
+
+
+def test_a_cut_recomputes_everything(model):
+    stream = Stream(eventful.convert(model, Config.fast(fallback=False)))
+    for frame in [*moving_square(4, SIZE), *moving_square(1, SIZE, seed=9)]:
+        stream(frame)
+    assert all(stream.last.flushed)
+    assert stream.last.head_macs == stream.last.dense_head_macs
+    assert_heads(model, stream)
+
+
+def test_what_heads_hold_is_counted(model):
+    stream = Stream(eventful.convert(model, Config.fast()))
+    stream(moving_square(1, SIZE)[0])
+    held = stream._state.tensors
+    heads = sum(t.nbytes for name, t in held.items() if name.startswith(("pyramid/", "rpn/")))
+    assert heads == head_bytes(model, GRID, Config.fast(), torch.float32)
+    assert eventful.inspect(model, SIZE).state_bytes["fast"] == stream.nbytes
+    assert head_bytes(model, GRID, Config.exact(), torch.float32) == 0
+
+
+@pytest.mark.parametrize("size", [672, 1024])
+def test_heads_hold_no_more_than_the_backbone(size):
+    with torch.device("meta"):
+        large = eventful.models.vitdet.vitdet_b(size=size)
+    both = eventful.inspect(large, size).state_bytes["fast"]
+    grid = (size // 16, size // 16)
+    assert 2 * head_bytes(large, grid, Config.fast(), torch.float32) <= both
+
+
+def test_written_weights_of_a_head_are_noticed(model):
+    converted = eventful.convert(model, Config.fast())
+    stream, frame = Stream(converted), moving_square(1, SIZE)[0]
+    stream(frame)
+    with torch.no_grad():
+        model.rpn.convs[0].bias.add_(0)
+    with pytest.raises(errors.WeightsChangedError):
+        stream(frame)
+    stream.reset()
+    stream(frame)
+
+
+def test_a_hook_inside_a_head_is_called(model):
+    converted = eventful.convert(model, Config.fast(fallback=False))
+    seen = []
+    handle = converted.pyramid.p3[2].register_forward_hook(lambda *call: seen.append(call))
+    stream = Stream(converted)
+    stream(moving_square(1, SIZE)[0])
+    assert len(seen) == 1
+    assert "pyramid/maps" not in stream._state
+    handle.remove()
+    stream(moving_square(1, SIZE)[0])
+    assert_heads(model, stream)
+
+
+def test_autocast_runs_the_original_heads(model):
+    stream = Stream(eventful.convert(model, Config.fast(fallback=False)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        stream(moving_square(1, SIZE)[0])
+    assert "pyramid/maps" not in stream._state
+
+
+def test_maps_of_a_step_are_a_list(model):
+    state, image = a_state("rows", 1), make(1, 32, *GRID)
+    step = a_step(state, flush=True)
+    with torch.no_grad():
+        maps = model.pyramid.step_forward(HeadMemory(step, "pyramid"), image)
+        assert isinstance(maps, UpdatedMaps)
+        assert isinstance(maps, list)
+        assert model.rpn.step_forward(HeadMemory(step, "rpn"), list(maps)) is None
+        assert model.pyramid.step_forward(HeadMemory(step, "pyramid"), image[..., 1:]) is None
+
+
+# --- refresh in turn -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "period"),
+    [
+        (TokenLayout((64, 64)), 118),
+        (TokenLayout((7, 9), prefix=1, suffix=2), 5),
+        (TokenLayout((5, 4)), 99),
+        (TokenLayout((14, 14), prefix=1), 1),
+    ],
+    ids=str,
+)
+def test_tokens_of_a_turn_lie_together(layout, period):
+    phase = layout.phases(period)
+    counts = torch.bincount(phase.long(), minlength=period)
+    assert counts.sum() == layout.tokens
+    assert counts.max() <= -(-layout.tokens // period)
+    assert counts.max() - counts.min() <= 1
+    grid = phase[layout.prefix : layout.tokens - layout.suffix].view(layout.grid)
+    band = max(1, round((layout.tokens / period) ** 0.5))
+    spans = []
+    for turn in range(period):
+        places = (grid == turn).nonzero()
+        if len(places):
+            spans.append((places.amax(0) - places.amin(0) + 1).tolist())
+    compact = [span for span in spans if max(span) <= 2 * band + 1]
+    assert len(compact) >= len(spans) - 2 * -(-layout.grid[0] // band)  # but where a band ends
+
+
+@pytest.mark.parametrize("gating", ["frame", "block"])
+def test_every_token_is_refreshed_once_in_a_period(model, gating, path):
+    config = Config(TopR(0), gating=gating, max_age=9)
+    stream = Stream(eventful.convert(model, config), maps=True)
+    frame = moving_square(1, SIZE)[0]
+    stream(frame)
+    period = 6  # of 2 blocks
+    masks = []
+    for _ in range(2 * period):
+        stream(frame)
+        masks.append(stream.last.mask[0])
+    assert torch.stack(masks[:period]).sum(dim=0).eq(1).all()
+    assert torch.equal(torch.stack(masks[:period]), torch.stack(masks[period:]))
