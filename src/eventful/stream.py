@@ -175,7 +175,8 @@ class StreamBatch(ControlledRunner):
             row = self._executor.add_row()
             self._policies[name] = chosen
             if content is not None:
-                self._state.put([row], content.state)
+                if not self._dense:  # a batch that runs dense has no use for it
+                    self._state.put([row], content.state)
                 self._signature = self._signature or batched(content.signature, None)
                 self._policies[name] = content.policies[0] if policy is None else chosen
 

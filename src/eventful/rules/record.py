@@ -65,7 +65,8 @@ class StepRecord:
         estimates: (B,) estimated error of each stream's output in millionths, negative where it is
             not known; None where nothing is estimated.
         fallback: the step ran dense because so many tokens had changed that this was cheaper, or to
-            find out whether it is.
+            find out whether it is, or for the `reason` given.
+        reason: why every frame of the stream runs dense, whatever changed; None elsewhere.
     """
 
     config: Config
@@ -78,6 +79,7 @@ class StepRecord:
     carried: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     estimates: Tensor | None = None
     fallback: bool = False
+    reason: str | None = None
     clock: Callable[[], float] = field(default=lambda: 0.0, repr=False)
 
     def __repr__(self) -> str:
@@ -87,7 +89,7 @@ class StepRecord:
             some = "" if all(self.flushed) else f" {sum(self.flushed)} of {count}"
             notes.append(f"flushed{some}")
         if self.fallback:
-            notes.append("fallback: dense was cheaper")
+            notes.append(f"fallback: {self.reason or 'dense was cheaper'}")
         if self.blocks and self.gates:
             updated, tokens = self.updated, next(iter(self.blocks.values())).shape.tokens
             mean = sum(updated.values()) / len(updated)
