@@ -20,6 +20,7 @@ from eventful.engine.frames import (
     refuse_attentions,
 )
 from eventful.engine.identity import identity_of
+from eventful.engine.uncompiled import uncompiled
 from eventful.errors import FrameError, NonFiniteError, StreamNameError
 from eventful.memory.snapshot import Snapshot, read_snapshot, write_snapshot
 from eventful.memory.state import RowState
@@ -58,6 +59,7 @@ class Stream(ControlledRunner):
         """Step with one frame; takes and returns what the model does."""
         return self.call("forward", *args, **kwargs)
 
+    @uncompiled
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Step with another method of the model, e.g. `forward_intermediates`."""
         with self._alone():
@@ -212,6 +214,7 @@ class StreamBatch(ControlledRunner):
         """Step streams: row i of the frames is `streams[i]`'s (all, in order, if left out)."""
         return self.call("forward", *args, streams=streams, **kwargs)
 
+    @uncompiled
     def call(
         self, method: str, *args: Any, streams: Sequence[str] | None = None, **kwargs: Any
     ) -> Any:

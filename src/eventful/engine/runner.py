@@ -42,13 +42,20 @@ from eventful.errors import (
     GradientError,
     StreamClosedError,
     UnsupportedError,
+    WeightsChangedError,
 )
 from eventful.memory.state import RowState, StreamState
 from eventful.policies import Always, Policy
 from eventful.rules.record import StepRecord
 from eventful.surgery.conversion import find_session, global_attention
+from eventful.surgery.matching import refuse_unreadable
 from eventful.surgery.session import Session
-from eventful.surgery.wrappers import checked_model, refuse_wrappers
+from eventful.surgery.wrappers import (
+    checked_model,
+    compiled_in_place,
+    holders,
+    refuse_wrappers,
+)
 from eventful.tokens.layout import TokenLayout
 
 Policies = Sequence[Policy | None] | Callable[[], Sequence[Policy | None]]
@@ -73,9 +80,8 @@ class Runner:
             raise ConfigError(
                 "This model is not converted; call eventful.convert(model, config) first."
             )
-        trunks = [trunk for trunk, _ in session.trunks.values()]
-        refuse_wrappers(model, trunks, f"eventful.{type(self).__name__}(converted)")
         self.model = model
+        self._holders = self._refuse_wrapped(session)
         self.config: Config = session.config
         self._policy = checked_policy(policy) if policy is not None else self.config.policy
         self._policies: dict[str, Policy | None] = {}  # of a batch's streams, by name
@@ -97,6 +103,16 @@ class Runner:
         self._ran = True  # the model's own code ran in the last step
         self._control = Control()
         self._control.asked = checked_budget(budget, self.config, batch=self._partial)
+
+    def _refuse_wrapped(self, session: Session) -> list[nn.Module]:
+        """Raise where compiled or wrapped code hides blocks; returns the modules that hold them."""
+        trunks = [trunk for trunk, _ in session.trunks.values()]
+        blocks = [block for sequence in session.sequence.values() for block in sequence]
+        then = f"eventful.{type(self).__name__}(converted)"
+        refuse_wrappers(self.model, [*trunks, *blocks], then)
+        for name, (trunk, adapter) in session.trunks.items():
+            refuse_unreadable(name, trunk, adapter)
+        return holders(self.model, [*trunks, *blocks])
 
     @property
     def check(self) -> Check:
@@ -221,6 +237,10 @@ class Runner:
         except NotReached as failed:
             self._forget_first()
             raise self._refusal(call, failed.error) from failed.error.__cause__
+        except WeightsChangedError:
+            self._forget_first()
+            self._refuse_wrapped(self._session)  # a part that was compiled looks like another one
+            raise
         except BaseException:
             self._forget_first()
             raise
@@ -233,6 +253,8 @@ class Runner:
     def _step(self, rows: Sequence[int], policies: Policies, call: Call) -> StepResult:
         """See `_run`."""
         self._executor.settle()
+        if compiled_in_place(self._holders):  # since the stream was made
+            self._refuse_wrapped(self._session)
         if callable(policies):
             policies = policies()
         view, late = self._check_weights()

@@ -31,5 +31,5 @@ def dense_instead(config: Config, *, global_only: Callable[[], bool]) -> str | N
         return None
     return (
         f"{config.rule} has no GPU kernels for {missing}, so each frame runs dense. "
-        "Config.fast() is faster. With fallback=False the rule runs, slower than dense."
+        "Config.fast() is faster. With fallback=False the rule runs on the host, slower than dense."
     )
