@@ -45,19 +45,21 @@ def same(made, clip, expected):
     assert max(shares[1:]) < 1
 
 
+class Head(nn.Module):
+    def forward(self, found):
+        return 2 * found
+
+
 class Tall(nn.Module):
     """A model with a head, as a user writes it."""
 
     def __init__(self, vit: nn.Module) -> None:
         super().__init__()
-        self.vit, self.head = vit, nn.Linear(3, 3).eval()
-        nn.init.eye_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.vit, self.head = vit, Head()
         self.eval()
 
     def forward(self, frame):
-        found = self.vit(frame)
-        return found + self.head(found[..., :3]).sum() * 0
+        return self.head(self.vit(frame)) / 2
 
 
 class TestRefused:
