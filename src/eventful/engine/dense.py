@@ -1,4 +1,4 @@
-"""When a stream runs dense: by measured times, or always, where a GPU has no kernels for its rule."""
+"""When a stream runs dense: by measured times, or always where its rule has no GPU kernels."""
 
 from __future__ import annotations
 
