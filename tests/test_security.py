@@ -249,7 +249,7 @@ def test_what_is_not_changed_loads(taken):
     [
         {"frames": "[[[["},
         {"frames": [True]},
-        {"frames": [-1]},
+        {"frames": [-2]},
         {"frames": [1, 2]},
         {"signature": [["a"], "float32", "cpu", ""]},
         {"signature": [[1], "load", "cpu", ""]},

@@ -44,6 +44,13 @@ class TestSnapshots:
         with pytest.raises(errors.SnapshotError, match="other weights"):
             eventful.Stream.load(other, data)
 
+    def test_of_a_stream_that_is_to_flush(self, stream, clip):
+        stream(clip[0])
+        stream.flush()
+        again = eventful.Stream.load(stream.model, stream.snapshot())
+        again(clip[1])
+        assert again.last.flushed == [True]
+
     def test_of_another_rule(self, stream, model, clip):
         stream(clip[0])
         other = eventful.convert(model, Config.fast(TopR(3), pool=2))

@@ -122,9 +122,11 @@ class Config:
             as a whole need not be recomputed. With gating `frame`.
         fallback: run dense, which refreshes everything, where more tokens want to pass the first
             gate than an eventful step is worth on this machine (see `cost.fallback`). What is
-            computed then depends on measured times.
-        deterministic: compute the same bits in every run on the same machine: no fallback, and on
-            a GPU as many slots for the selected tokens as the policy can ever need.
+            computed then depends on measured times. On a GPU, run every frame dense if there are
+            no kernels for the rule (see `rules.kernels`).
+        deterministic: compute the same bits in every run on the same machine: no fallback by
+            measured times, and on a GPU as many slots for the selected tokens as the policy can
+            ever need.
         rebase: condition number beyond which `exact` recomputes a row, or twice a fresh row's
             if that is more.
     """

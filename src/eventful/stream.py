@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,29 @@ from eventful.errors import FrameError, NonFiniteError, StreamNameError
 from eventful.memory.snapshot import Snapshot, read_snapshot, write_snapshot
 from eventful.memory.state import RowState
 from eventful.policies import Policy
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def _uncompiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """A function that runs as it is where compiled code calls it.
+
+    A stream's memory and checks would take minutes to trace, with nothing gained. Compiled parts of
+    the model stay compiled.
+    """
+    made: list[Callable[..., Any]] = []
+
+    @functools.wraps(function)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if "torch._dynamo" not in sys.modules:  # importing it takes seconds, and nobody compiles
+            return function(*args, **kwargs)
+        if not made:
+            made.append(torch.compiler.disable(function))
+        result: Result = made[0](*args, **kwargs)
+        return result
+
+    return run
 
 
 class Stream(ControlledRunner):
@@ -58,6 +83,7 @@ class Stream(ControlledRunner):
         """Step with one frame; takes and returns what the model does."""
         return self.call("forward", *args, **kwargs)
 
+    @_uncompiled
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Step with another method of the model, e.g. `forward_intermediates`."""
         with self._alone():
@@ -175,7 +201,8 @@ class StreamBatch(ControlledRunner):
             row = self._executor.add_row()
             self._policies[name] = chosen
             if content is not None:
-                self._state.put([row], content.state)
+                if not self._dense:  # a batch that runs dense has no use for it
+                    self._state.put([row], content.state)
                 self._signature = self._signature or batched(content.signature, None)
                 self._policies[name] = content.policies[0] if policy is None else chosen
 
@@ -211,6 +238,7 @@ class StreamBatch(ControlledRunner):
         """Step streams: row i of the frames is `streams[i]`'s (all, in order, if left out)."""
         return self.call("forward", *args, streams=streams, **kwargs)
 
+    @_uncompiled
     def call(
         self, method: str, *args: Any, streams: Sequence[str] | None = None, **kwargs: Any
     ) -> Any:

@@ -12,6 +12,11 @@ from eventful.pipeline.models import build
 from eventful.surgery.conversion import Inspection, inspect
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_WAYS = {
+    "resident": "on the device",
+    "dense": "each frame dense",
+    "host": "on the host",
+}
 
 
 def run(model: str, size: int | None, dtype: str, as_json: bool) -> None:
@@ -32,6 +37,8 @@ def _to_dict(model: str, dtype: str, report: Inspection) -> dict[str, object]:
         "matched": report.matched,
         "blocks": [{**asdict(block), "matched": block.matched} for block in report.blocks],
         "state_bytes": report.state_bytes,
+        "on_gpu": report.on_gpu,
+        "notes": report.notes,
     }
 
 
@@ -57,9 +64,11 @@ def _show(model: str, dtype: str, report: Inspection) -> None:
             line = f"  {block.name} ({block.type}): {block.reason}"
             console.print(line, markup=False, highlight=False)
     grid = Grid(
-        [Column("preset", names=True), Column("state per stream")],
+        [Column("preset", names=True), Column("state per stream"), Column("steps on a GPU")],
         title="What one stream remembers",
     )
     for preset, count in report.state_bytes.items():
-        grid.add([preset, f"{count / 1e6:,.1f} MB"])
+        grid.add([preset, f"{count / 1e6:,.1f} MB", _WAYS.get(report.on_gpu.get(preset, ""), "")])
     show(console, grid)
+    for note in report.notes:
+        console.print(f"On a GPU: {note}", markup=False, highlight=False)

@@ -1,15 +1,21 @@
-"""Which measured times and which decision between dense and eventful steps belong to a stream."""
+"""When a stream runs dense: by measured times, or always where its rule has no GPU kernels."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from eventful.config import Config
 from eventful.cost.fallback import Fallback, enabled
 from eventful.cost.times import Costs
 from eventful.files import digest
+from eventful.policies import Always
+from eventful.rules.kernels import dense_instead
+from eventful.surgery.conversion import BlockForward, global_attention
 from eventful.surgery.session import Session
 from eventful.tokens.layout import TokenLayout
 
@@ -45,6 +51,22 @@ def cost_key(session: Session, frame: Tensor, batch: int, tokens: int) -> str:
     return " | ".join(str(part).removeprefix("torch.") for part in parts)
 
 
+def dense_form(session: Session) -> Config:
+    """The rule under which a step that recomputes everything is cheapest: one gate per frame."""
+    gaps = any(_has_gaps(blocks) for blocks in session.sequence.values())
+    return replace(
+        session.config, policy=Always(), gating="block" if gaps else "frame", attention="query",
+        reference="update", gate="before-norm", overlap="twice", accumulate="float32",
+        max_age=None, scene_cut=None, fallback=False,
+    )  # fmt: skip
+
+
+def _has_gaps(blocks: Sequence[nn.Module]) -> bool:
+    """Whether a block that is not converted lies between two that are."""
+    held = [i for i, m in enumerate(blocks) if isinstance(vars(m).get("forward"), BlockForward)]
+    return len(held) <= held[-1] - held[0]
+
+
 class Fallbacks:
     """The decisions of one `Stream` or `StreamBatch`, apart for each number of frames in a call."""
 
@@ -71,6 +93,20 @@ class Fallbacks:
         if key not in costs:
             costs[key] = Costs(key, layout.tokens)
         return Fallback(costs[key])
+
+    def always(self, on_device: bool) -> str | None:
+        """Why every frame runs dense; None where steps are eventful.
+
+        It depends on the rule and the model alone, not on measured times, so `deterministic` does
+        not change it.
+
+        Args:
+            on_device: frames are on a device whose steps do not wait for the host.
+        """
+        if not on_device or self._paused or not enabled():
+            return None
+        session = self._session
+        return dense_instead(session.config, global_only=lambda: global_attention(session))
 
     def pause(self, paused: bool) -> bool:
         """Never fall back while a budget forbids it; whether that is a change."""

@@ -119,7 +119,9 @@ class HostExecutor(Executor):
     def _attempt(
         self, state: RowState, plan: StepPlan, call: Call, view: ModelView, flushing: list[bool]
     ) -> tuple[Any, StepRecord]:
-        fallback = self.fallbacks.of(call.frame, plan.layouts)  # for as many frames as run here
+        fallback = None
+        if plan.dense is None:
+            fallback = self.fallbacks.of(call.frame, plan.layouts)  # for as many frames as run here
         step = Step(
             plan.config, state, plan.policies, flushing, plan.layouts, plan.maps,
             dense_if=None if fallback is None else fallback.decide,

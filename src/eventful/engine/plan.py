@@ -11,6 +11,7 @@ from eventful import ops
 from eventful.config import Config
 from eventful.cost.fallback import Fallback
 from eventful.policies import Policy, SelectionParams, params_of, refresh_period
+from eventful.rules.kernels import missing_kernels
 from eventful.tokens.layout import TokenLayout
 
 DEVICES = {"cuda"}  # where steps run without waiting for the host
@@ -26,6 +27,8 @@ class StepPlan:
         fallback: decides between dense and eventful steps; None where it never falls back.
         maps: keep error maps and masks in the record.
         precision: see `precision`.
+        dense: why every frame runs dense, with `engine.dense.dense_form` as its config; None where
+            steps are eventful.
     """
 
     config: Config
@@ -34,6 +37,7 @@ class StepPlan:
     fallback: Fallback | None
     maps: bool
     precision: Hashable
+    dense: str | None = None
 
     def of_rows(self, rows: Sequence[int]) -> StepPlan:
         """The same for some of the streams."""
@@ -101,11 +105,9 @@ def needs_host(
     """
     if device.type not in DEVICES:
         return f"steps on {device.type} run on the host"
-    if config.reference != "update" or config.attention not in ("query", "exact"):
-        rule = f"reference={config.reference!r}, attention={config.attention!r}"
-        return f"there are no kernels for {rule}"
-    if config.gating == "operator" and not global_only():
-        return "gates around operators have no kernels for windows and relative position"
+    missing = missing_kernels(config, global_only=global_only)
+    if missing is not None:
+        return f"there are no kernels for {missing}"
     if config.pool != 1:
         return "keys are pooled"
     if any(policy.order != 2 or params_of(policy, 1) is None for policy in policies):

@@ -16,7 +16,7 @@ from eventful.engine import plan as plans
 from eventful.engine.advice import judge_frame
 from eventful.engine.call import Call
 from eventful.engine.control import Control, checked_budget
-from eventful.engine.dense import Fallbacks
+from eventful.engine.dense import Fallbacks, dense_form
 from eventful.engine.device import DeviceExecutor
 from eventful.engine.exclusive import Exclusive
 from eventful.engine.executor import Check, Executor, StepResult
@@ -42,13 +42,20 @@ from eventful.errors import (
     GradientError,
     StreamClosedError,
     UnsupportedError,
+    WeightsChangedError,
 )
 from eventful.memory.state import RowState, StreamState
-from eventful.policies import Policy
+from eventful.policies import Always, Policy
 from eventful.rules.record import StepRecord
 from eventful.surgery.conversion import find_session, global_attention
+from eventful.surgery.matching import refuse_unreadable
 from eventful.surgery.session import Session
-from eventful.surgery.wrappers import checked_model, refuse_wrappers
+from eventful.surgery.wrappers import (
+    checked_model,
+    compiled_in_place,
+    holders,
+    refuse_wrappers,
+)
 from eventful.tokens.layout import TokenLayout
 
 Policies = Sequence[Policy | None] | Callable[[], Sequence[Policy | None]]
@@ -73,15 +80,15 @@ class Runner:
             raise ConfigError(
                 "This model is not converted; call eventful.convert(model, config) first."
             )
-        trunks = [trunk for trunk, _ in session.trunks.values()]
-        refuse_wrappers(model, trunks, f"eventful.{type(self).__name__}(converted)")
         self.model = model
+        self._holders = self._refuse_wrapped(session)
         self.config: Config = session.config
         self._policy = checked_policy(policy) if policy is not None else self.config.policy
         self._policies: dict[str, Policy | None] = {}  # of a batch's streams, by name
         self.maps = maps
         self._session: Session = session
         self._fallbacks = Fallbacks(session)
+        self._dense = False  # every frame runs dense, so the memory is not that of the rule
         self._executor: Executor = self._on_host(RowState(0))
         self.check = check
         self._last: Callable[[], StepRecord] | None = None
@@ -96,6 +103,16 @@ class Runner:
         self._ran = True  # the model's own code ran in the last step
         self._control = Control()
         self._control.asked = checked_budget(budget, self.config, batch=self._partial)
+
+    def _refuse_wrapped(self, session: Session) -> list[nn.Module]:
+        """Raise where compiled or wrapped code hides blocks; returns the modules that hold them."""
+        trunks = [trunk for trunk, _ in session.trunks.values()]
+        blocks = [block for sequence in session.sequence.values() for block in sequence]
+        then = f"eventful.{type(self).__name__}(converted)"
+        refuse_wrappers(self.model, [*trunks, *blocks], then)
+        for name, (trunk, adapter) in session.trunks.items():
+            refuse_unreadable(name, trunk, adapter)
+        return holders(self.model, [*trunks, *blocks])
 
     @property
     def check(self) -> Check:
@@ -205,7 +222,7 @@ class Runner:
     def _detached(self) -> RowState:
         """The state as tensors of its own, once all steps have reported."""
         self._executor.drain()
-        return self._state.detached()
+        return RowState(len(self._state)) if self._dense else self._state.detached()
 
     def _alone(self, *, closing: bool = False) -> Exclusive:
         """One thread at a time, and out of inference mode."""
@@ -220,6 +237,10 @@ class Runner:
         except NotReached as failed:
             self._forget_first()
             raise self._refusal(call, failed.error) from failed.error.__cause__
+        except WeightsChangedError:
+            self._forget_first()
+            self._refuse_wrapped(self._session)  # a part that was compiled looks like another one
+            raise
         except BaseException:
             self._forget_first()
             raise
@@ -232,10 +253,14 @@ class Runner:
     def _step(self, rows: Sequence[int], policies: Policies, call: Call) -> StepResult:
         """See `_run`."""
         self._executor.settle()
+        if compiled_in_place(self._holders):  # since the stream was made
+            self._refuse_wrapped(self._session)
         if callable(policies):
             policies = policies()
         view, late = self._check_weights()
         plan = self._plan(policies, call, view)
+        if plan.dense is not None:
+            self._executor.flush(rows)
         done = self._executor.step(rows, plan, call, view)
         if late and not self._state.reversible:
             view = self._check_late(rows, settings=not done.ran_model) or view
@@ -244,7 +269,7 @@ class Runner:
         # Attributes were looked at right before the model's code ran, so it changed them itself.
         self._weights.remember(view, ran=done.ran_model and (self._ran or not late))
         self._ran = done.ran_model
-        self._last = record = _once(done.record)
+        self._last = record = _once(done.record, plan.dense)
         self._tally.add(record, now=self._state.reversible)
         self._steps += 1
         return done
@@ -299,30 +324,39 @@ class Runner:
         self._check_frame(frame, view)
         ready = policies_set(policies)
         layouts = self._layouts(frame)
-        plan = StepPlan(
-            self.config, ready, layouts, self._fallbacks.of(frame, layouts), self.maps, numbers
-        )
-        self._choose_executor(frame, ready)
+        dense = self._fallbacks.always(frame.device.type in plans.DEVICES)
+        if dense is None:
+            fallback = self._fallbacks.of(frame, layouts)
+            plan = StepPlan(self.config, ready, layouts, fallback, self.maps, numbers)
+        else:
+            self._session.warn_once(dense)
+            config, all_ = dense_form(self._session), [Always()] * len(ready)
+            plan = StepPlan(config, [*all_], layouts, None, self.maps, numbers, dense)
+        self._choose_executor(frame, plan)
         self._planned = (key, plan)
         return plan
 
-    def _choose_executor(self, frame: Tensor, policies: list[Policy]) -> None:
+    def _choose_executor(self, frame: Tensor, plan: StepPlan) -> None:
         """Have the state where the step needs it: in slots if it can do without the host."""
         reason = plans.needs_host(
-            self.config,
-            policies,
+            plan.config,
+            plan.policies,
             frame.device,
             global_only=lambda: global_attention(self._session),
         )
         if reason is None and len(self._session.trunks) > 1:
             reason = "the model has several trunks"
-        if reason is None and self._state.reversible:
-            store = store_of(self._session.stores, batched(signature_of(frame), None))
-            self._executor = DeviceExecutor(
-                self._session, store, self._state.detached(), self.check, self._names
-            )
-        elif reason is not None and not self._state.reversible:
-            self._executor = self._on_host(self._state.detached())
+        dense = plan.dense is not None
+        if self._state.reversible is (reason is not None) and dense is self._dense:
+            return
+        blank = dense or self._dense  # what a dense step keeps is of no use to another rule
+        state = RowState(len(self._state)) if blank else self._state.detached()
+        self._dense = dense
+        if reason is not None:
+            self._executor = self._on_host(state)
+            return
+        store = store_of(self._session.stores, batched(signature_of(frame), None))
+        self._executor = DeviceExecutor(self._session, store, state, self.check, self._names)
 
     def _layouts(self, frame: Tensor) -> dict[str, TokenLayout]:
         size = (frame.shape[-2], frame.shape[-1])
@@ -361,13 +395,19 @@ class Runner:
             )
 
 
-def _once(make: Callable[[], StepRecord]) -> Callable[[], StepRecord]:
-    """The same record each time, made when it is first asked for."""
+def _once(make: Callable[[], StepRecord], dense: str | None) -> Callable[[], StepRecord]:
+    """The same record each time, made when it is first asked for.
+
+    Args:
+        dense: why every frame runs dense, if it does.
+    """
     made: list[StepRecord] = []
 
     def get() -> StepRecord:
         if not made:
             made.append(make())
+            if dense is not None:
+                made[0].fallback, made[0].reason = True, dense
         return made[0]
 
     return get

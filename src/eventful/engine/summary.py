@@ -25,7 +25,8 @@ class Summary:
         steps: calls.
         frames: of all streams together.
         flushed: frames on which everything was recomputed.
-        fallbacks: steps that ran dense because that was cheaper.
+        fallbacks: steps that ran dense because that was cheaper, or for the `reason` given.
+        reason: why every frame ran dense, as of the last step that did; None elsewhere.
         tokens: share of the tokens updated, first frames included.
         operations, dense_operations: counted, and what the dense model would have needed; 0 where
             the rule is not counted.
@@ -45,6 +46,7 @@ class Summary:
     frames: int = 0
     flushed: int = 0
     fallbacks: int = 0
+    reason: str | None = None
     tokens: float = 0.0
     operations: int = 0
     dense_operations: int = 0
@@ -78,8 +80,11 @@ class Summary:
             f"{_count(self.frames, 'frame')}: {self.tokens:.1%} of the tokens updated, "
             f"{self.operations_saved:.1%} of the operations saved",
             f"{_count(self.flushed, 'frame')} recomputed whole, "
-            f"{_count(self.fallbacks, 'step')} dense because that was cheaper",
+            f"{_count(self.fallbacks, 'step')} dense"
+            + (" because that was cheaper" if self.reason is None else ""),
         ]
+        if self.reason is not None:
+            lines.append(self.reason)
         saved = "" if self.time_saved is None else f", {self.time_saved:.1%} less than a dense step"
         lines.append(f"{self.ms:.3g} ms a step{saved}")
         if self.estimate is not None:
@@ -114,6 +119,7 @@ class Tally:
     _waiting: list[Callable[[], StepRecord]] = field(default_factory=list)
     _sums: Counter[str] = field(default_factory=Counter)
     _worst: float | None = None
+    _reason: str | None = None
     _passes: int = 0  # steps that were not the first on their frames
     _repeated: int = 0  # frames of these
     _ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -148,6 +154,7 @@ class Tally:
             steps=1, frames=streams, flushed=sum(record.flushed), fallbacks=record.fallback,
             at_ceiling=record.at_ceiling,
         )  # fmt: skip
+        self._reason = record.reason or self._reason
         self._sums["tokens"] += record.fraction * streams  # type: ignore[assignment]
         with contextlib.suppress(ConfigError):  # a rule of the user's own that is not counted
             self._sums["operations"] += record.macs
@@ -175,5 +182,5 @@ class Tally:
         return Summary(
             **sums, tokens=tokens, dense_operations=dense, ms=median(self._ms), dense_ms=dense_ms,
             estimate=None if self._worst is None else median(self._estimates),
-            worst_estimate=self._worst, **audits,
+            worst_estimate=self._worst, reason=self._reason, **audits,
         )  # fmt: skip

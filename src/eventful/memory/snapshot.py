@@ -145,7 +145,8 @@ def _check_content(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> N
     frames, (shape, dtype, _, autocast) = about["frames"], about["signature"]
     good = (
         isinstance(frames, list)
-        and all(type(count) is int and count >= 0 for count in [*frames, *shape])
+        and all(type(count) is int and count >= -1 for count in frames)  # -1: is to be flushed
+        and all(type(side) is int and side >= 0 for side in shape)
         and isinstance(getattr(torch, str(dtype), None), torch.dtype)
         and isinstance(autocast, str)
         and all(tensor.shape[:1] == (len(frames),) for tensor in tensors.values())

@@ -82,7 +82,8 @@ class StepRecord:
         heads: by head and layer, what heads that keep their maps did; their operations are not
             among `macs`, which are the paper's.
         fallback: the step ran dense because so many tokens had changed that this was cheaper, or to
-            find out whether it is.
+            find out whether it is, or for the `reason` given.
+        reason: why every frame of the stream runs dense, whatever changed; None elsewhere.
     """
 
     config: Config
@@ -96,6 +97,7 @@ class StepRecord:
     heads: dict[str, dict[str, HeadWork]] = field(default_factory=dict)
     estimates: Tensor | None = None
     fallback: bool = False
+    reason: str | None = None
     clock: Callable[[], float] = field(default=lambda: 0.0, repr=False)
 
     def __repr__(self) -> str:
@@ -105,7 +107,7 @@ class StepRecord:
             some = "" if all(self.flushed) else f" {sum(self.flushed)} of {count}"
             notes.append(f"flushed{some}")
         if self.fallback:
-            notes.append("fallback: dense was cheaper")
+            notes.append(f"fallback: {self.reason or 'dense was cheaper'}")
         if self.blocks and self.gates:
             updated, tokens = self.updated, next(iter(self.blocks.values())).shape.tokens
             mean = sum(updated.values()) / len(updated)

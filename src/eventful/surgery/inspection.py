@@ -11,6 +11,7 @@ from eventful.config import PRESETS, Config
 from eventful.cost.counting import BlockShape
 from eventful.cost.footprint import state_bytes
 from eventful.errors import ConfigError
+from eventful.rules.kernels import dense_instead, missing_kernels
 from eventful.surgery.adapters import Adapter
 from eventful.surgery.heads import head_bytes
 from eventful.surgery.matching import (
@@ -32,12 +33,17 @@ class Inspection:
         size: frame size (height, width) the numbers are for; None if there is no known trunk.
         tokens: N per frame, by trunk.
         state_bytes: bytes per stream, by preset, without tapped layers; with the maps of heads.
+        on_gpu: how steps run on a CUDA device, by preset: `resident`, `dense` (every frame, because
+            there are no kernels), or `host` (usually slower than dense).
+        notes: what is to be said about it.
     """
 
     blocks: list[BlockMatch]
     size: tuple[int, int] | None = None
     tokens: dict[str, int] = field(default_factory=dict)
     state_bytes: dict[str, int] = field(default_factory=dict)
+    on_gpu: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def matched(self) -> int:
@@ -57,6 +63,7 @@ class Inspection:
         ]
         missed = [block for block in self.blocks if not block.matched]
         lines += [f"Not {block.name} ({block.type}): {block.reason}." for block in missed]
+        lines += [f"On a GPU: {note}" for note in self.notes]
         return "\n".join(lines)
 
     __repr__ = __str__  # a notebook shows this
@@ -80,7 +87,32 @@ def inspect(model: nn.Module, size: tuple[int, int] | int | None = None) -> Insp
             total[preset] += _trunk_bytes(trunk, adapter, layout, Config.preset(preset))
             if len(tokens) == 1:  # heads are fed by the first trunk
                 total[preset] += _heads_bytes(model, trunk, layout, Config.preset(preset))
-    return Inspection(block_matches(model), pixels, tokens, total)
+    if not tokens:
+        return Inspection(block_matches(model), pixels, tokens, total)
+    ways, notes = _ways_on_gpu(model)
+    return Inspection(block_matches(model), pixels, tokens, total, ways, notes)
+
+
+def _ways_on_gpu(model: nn.Module) -> tuple[dict[str, str], list[str]]:
+    """How steps of each preset run on a CUDA device, and what is to be said about it."""
+    specs = [
+        adapter.spec(trunk, block)
+        for _, trunk, adapter in known_trunks(model)
+        for _, block in adapter.blocks(trunk)
+        if mismatch_of(adapter, trunk, block) is None
+    ]
+    several = sum(1 for _ in known_trunks(model)) > 1
+    plain = not any(spec.window or spec.relative for spec in specs)
+    ways, notes = {}, []
+    for preset in PRESETS:
+        config = Config.preset(preset)
+        why = dense_instead(config, global_only=lambda: plain)
+        missing = missing_kernels(config, global_only=lambda: plain)
+        ways[preset] = "host" if missing or several else "resident"
+        if why is not None:
+            ways[preset] = "dense"
+            notes.append(why)
+    return ways, notes
 
 
 def _checked_size(size: object) -> tuple[int, int]:

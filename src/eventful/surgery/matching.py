@@ -10,7 +10,7 @@ from torch import nn
 
 from eventful.surgery.adapters import Adapter, Mismatch, adapters
 from eventful.surgery.tokenwise import mixed_tokens
-from eventful.surgery.wrappers import refuse_wrappers
+from eventful.surgery.wrappers import is_compiled, refuse_compiled_part, refuse_wrappers
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,21 @@ class BlockMatch:
 
 def refuse_wrapped(model: nn.Module) -> None:
     """Raise where a wrapper, such as a compiled module, hides a trunk or its blocks."""
-    for _, trunk, adapter in known_trunks(model):
+    for name, trunk, adapter in known_trunks(model):
         parts = [trunk, *(block for _, block in adapter.blocks(trunk))]
         refuse_wrappers(model, parts, "eventful.Stream(eventful.convert(model))")
+        refuse_unreadable(name, trunk, adapter)
+
+
+def refuse_unreadable(name: str, trunk: nn.Module, adapter: Adapter) -> None:
+    """Raise where a compiled part keeps a block of a trunk from being read."""
+    if not any(is_compiled(module) for module in trunk.modules()):
+        return
+    for short, block in adapter.blocks(trunk):
+        try:
+            adapter.spec(trunk, block)
+        except Mismatch as reason:
+            refuse_compiled_part(block, join_names(name, short), str(reason))
 
 
 def known_trunks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Adapter]]:

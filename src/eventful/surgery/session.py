@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
+import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ class Session:
         costs: measured times of steps, by model, rule, machine and frame, see `cost.times`.
         parts: modules and parameters of the trunks when they were last compared.
         structure: a number that grows each time the comparison finds other parts.
+        said: warnings that were given.
     """
 
     config: Config
@@ -65,6 +67,7 @@ class Session:
     costs: dict[str, Costs] = field(default_factory=dict, repr=False)
     parts: list[ref[nn.Module | Tensor] | None] = field(default_factory=list, repr=False)
     structure: int = 0
+    said: set[str] = field(default_factory=set, repr=False)
     _running: threading.local = field(default_factory=threading.local, repr=False)
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -77,6 +80,12 @@ class Session:
                 self.parts = [None if part is None else ref(part) for part in parts]
                 self.structure += 1
             return self.structure
+
+    def warn_once(self, text: str) -> None:
+        """Warn, the first time for this model."""
+        if text not in self.said:
+            self.said.add(text)
+            warnings.warn(text, stacklevel=2)
 
     @property
     def step(self) -> Step | None:
@@ -105,6 +114,7 @@ class Session:
             "stores": {},
             "costs": {},
             "parts": [],
+            "said": set(),
         }
         return {**self.__dict__, **left_out}
 

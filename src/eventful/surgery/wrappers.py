@@ -49,6 +49,39 @@ def refuse_wrappers(model: nn.Module, parts: Iterable[nn.Module], then: str) -> 
             raise ConfigError(f"{place} {reason.format(then=then)}")
 
 
+def holders(model: nn.Module, parts: Iterable[nn.Module]) -> list[nn.Module]:
+    """The modules that are or hold one of `parts`: those whose code calls converted blocks."""
+    wanted = {id(part) for part in parts}
+    return [m for m in model.modules() if any(id(inner) in wanted for inner in m.modules())]
+
+
+def compiled_in_place(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of the modules was compiled by `.compile()`; looked at before every step."""
+    for module in modules:
+        held = vars(module)
+        if held.get("_compiled_call_impl") is not None:
+            return True
+        if hasattr(held.get("forward"), "_torchdynamo_orig_callable"):
+            return True
+    return False
+
+
+def refuse_compiled_part(block: nn.Module, name: str, reason: str) -> None:
+    """Raise where a block cannot be read because a part of it is compiled.
+
+    Args:
+        name: of the block.
+        reason: why the block cannot be read.
+    """
+    parts = [short for short, module in block.named_modules() if is_compiled(module)]
+    if parts and "OptimizedModule" in reason:
+        raise ConfigError(
+            f"The part {name + '.' + parts[0]!r} of the model is compiled (torch.compile), and a "
+            "stream calls what is inside it. Leave attention as it is (`_orig_mod` of the "
+            "compiled part). A compiled head, neck or MLP is fine. " + _NO_NEED
+        )
+
+
 def refuse_replaced(model: nn.Module, trunks: Iterable[nn.Module]) -> None:
     """Raise where a forward was set on the instance: it would call modules of the original.
 
@@ -67,18 +100,21 @@ def refuse_replaced(model: nn.Module, trunks: Iterable[nn.Module]) -> None:
             )
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is what `torch.compile(module)` returned."""
+    return "_orig_mod" in module._modules and type(module).__module__.startswith("torch._dynamo")
+
+
 def _hides(module: nn.Module) -> str | None:
     """Why the blocks inside a module cannot be reached, and what to do; None if they can."""
     cls = type(module)
-    if "_orig_mod" in module._modules and cls.__module__.startswith("torch._dynamo"):
+    if is_compiled(module):
         return (
             "is compiled (torch.compile), and compiled code does not call converted blocks. "
             "Convert the model itself (`_orig_mod` of the compiled one), then step it: {then}. "
             + _NO_NEED
         )
-    if getattr(module, "_compiled_call_impl", None) is not None or hasattr(
-        vars(module).get("forward"), "_torchdynamo_orig_callable"
-    ):
+    if compiled_in_place([module]):
         return (
             "is compiled in place (.compile()), and compiled code does not call converted blocks. "
             "Build it again without compiling it, convert that, then step it: "
