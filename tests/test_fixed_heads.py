@@ -118,6 +118,22 @@ def test_picked_are_those_of_each_image(
     assert max(lengths) >= (100 if case == "random" else 5)
 
 
+@pytest.mark.parametrize("cascade", [False, True], ids=["faster", "cascade"])
+@pytest.mark.parametrize("what", ["no proposals", "no detections"])
+def test_nothing_at_all_is_found(cascade: bool, what: str) -> None:
+    model = tiny(cascade)
+    if what == "no proposals":
+        model.rpn.objectness.bias.data.fill_(torch.nan)
+    else:
+        model.heads.config = replace(model.heads.config, score_threshold=1.0)
+    with torch.no_grad():
+        found = model(torch.randn(2, 3, 96, 96), PLACES)
+    assert [len(part) for part in found] == [0, 0]
+    assert found[0].boxes.shape == (0, 4)
+    assert (found[0].masks is not None) == cascade
+    assert not any(bool(leaf.any()) for leaf in pytree.tree_leaves(found) if leaf is not None)
+
+
 class NoWaits(TorchDispatchMode):
     """Refuses what waits for a device, or copies to it from the host."""
 

@@ -233,5 +233,5 @@ def in_use(found: box.Padded) -> box.Padded:
 
 
 def _largest(count: Tensor, places: int) -> int:
-    """The largest count on a CPU; on a device all places, for the host does not know it."""
-    return int(count.max()) if count.device.type == "cpu" else places
+    """The largest count on a CPU, at least 1; on a device all places: the host does not know it."""
+    return max(1, int(count.max())) if count.device.type == "cpu" else places
