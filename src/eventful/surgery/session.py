@@ -7,7 +7,7 @@ import threading
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -20,6 +20,7 @@ from eventful.surgery.original import Original
 
 if TYPE_CHECKING:  # the engine is above this package and is not imported from here
     from eventful.engine.store import DeviceStore
+    from eventful.surgery.linears import PackedWeight
 
 Part = nn.Module | Tensor | None
 
@@ -44,6 +45,8 @@ class Session:
         costs: measured times of steps, by model, rule, machine and frame, see `cost.times`.
         parts: modules and parameters of the trunks when they were last compared.
         structure: a number that grows each time the comparison finds other parts.
+        packed: rearranged weights by layer, as long as a stream uses them, see `surgery.linears`.
+        packing: held while they are looked up or made.
     """
 
     config: Config
@@ -63,6 +66,10 @@ class Session:
     costs: dict[str, Costs] = field(default_factory=dict, repr=False)
     parts: list[ref[nn.Module | Tensor] | None] = field(default_factory=list, repr=False)
     structure: int = 0
+    packed: WeakValueDictionary[int, PackedWeight] = field(
+        default_factory=WeakValueDictionary, repr=False
+    )
+    packing: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _running: threading.local = field(default_factory=threading.local, repr=False)
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -103,6 +110,8 @@ class Session:
             "stores": {},
             "costs": {},
             "parts": [],
+            "packed": None,
+            "packing": None,
         }
         return {**self.__dict__, **left_out}
 
@@ -111,6 +120,7 @@ class Session:
         self.volatile = WeakKeyDictionary()
         self._running = threading.local()
         self._counting = threading.Lock()
+        self.packed, self.packing = WeakValueDictionary(), threading.Lock()
 
 
 def count_loads(module: nn.Module, session: Session) -> RemovableHandle:
