@@ -67,6 +67,7 @@ from eventful.ops.reference.scores import (
     follow_change_,
     frame_score,
     score_of,
+    spread_sample,
 )
 from eventful.ops.reference.windows import WindowGrid, WindowMap, attend_windows, window_map
 
@@ -124,6 +125,7 @@ __all__ = [
     "score_of",
     "share_out",
     "split_heads",
+    "spread_sample",
     "swap_rows_",
     "take_slots",
     "wanted_tokens",
