@@ -97,7 +97,11 @@ def check_finite(frame: Tensor) -> None:
 
 def rows_not_finite(frame: Tensor) -> tuple[int, ...]:
     """Which frames of a batch (B, ...) contain NaN or Inf."""
-    if not (frame.is_floating_point() or frame.is_complex()) or torch.isfinite(frame).all():
+    if not (frame.is_floating_point() or frame.is_complex()):
+        return ()
+    wide = torch.promote_types(frame.dtype, torch.float32)
+    # A sum is one pass, a test of every number several. It may overflow, then they are tested.
+    if torch.isfinite(frame.sum(dtype=wide)):
         return ()
     sound = torch.isfinite(frame).flatten(1).all(dim=1)
     return tuple((~sound).nonzero().flatten().tolist())

@@ -19,6 +19,7 @@ from eventful.rules.step import Step
 from eventful.surgery.adapters import Adapter, adapters
 from eventful.surgery.heads import install_heads
 from eventful.surgery.inspection import Inspection, block_shapes, inspect
+from eventful.surgery.linears import LinearForward, can_pack
 from eventful.surgery.matching import (
     BlockMatch,
     block_matches,
@@ -217,6 +218,9 @@ def _install(session: Session, plan: _Plan) -> None:
         )
         forward = BlockForward(session, plan.name, block, following, place)
         session.place(block, "forward", forward)
+        for part in block.modules():
+            if can_pack(part) and "forward" not in vars(part):
+                session.place(part, "forward", LinearForward(session, part))
     for module in plan.trunk.modules():
         if embeds_patches(module):
             session.place(module, "forward", PatchForward(session, plan.name, module))

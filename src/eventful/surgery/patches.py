@@ -2,11 +2,13 @@
 
 Convolution libraries are tuned for many channels and overlapping windows. A patch embedding has
 three channels and no overlap, and costs a GPU as much as four blocks of an eventful step. The sums
-are the same, in another order.
+are the same, in another order. Tubelets, patches of a few frames as in ViViT, are embedded alike.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
 from torch import Tensor, nn
@@ -20,14 +22,16 @@ _FEW_CHANNELS = 4
 _ALIGNED = 16
 
 
-def embeds_patches(module: nn.Module) -> TypeGuard[nn.Conv2d]:
-    """Whether a module is a convolution over patches of an image that do not overlap."""
+def embeds_patches(module: nn.Module) -> TypeGuard[nn.Conv2d | nn.Conv3d]:
+    """Whether a module is a convolution over patches or tubelets that do not overlap."""
+    if not isinstance(module, nn.Conv2d | nn.Conv3d):
+        return False
     return (
-        type(module) is nn.Conv2d
+        type(module) in (nn.Conv2d, nn.Conv3d)  # a subclass may compute something else
         and module.in_channels <= _FEW_CHANNELS
         and module.kernel_size == module.stride
-        and module.padding in ((0, 0), "valid")
-        and module.dilation == (1, 1)
+        and (module.padding == "valid" or not any(module.padding))
+        and set(module.dilation) == {1}
         and module.groups == 1
     )
 
@@ -38,38 +42,42 @@ class PatchForward:
     A step that follows the motion of the picture looks at what goes in and what comes out.
     """
 
-    def __init__(self, session: Session, trunk: str, module: nn.Conv2d) -> None:
+    def __init__(self, session: Session, trunk: str, module: nn.Conv2d | nn.Conv3d) -> None:
         self.session, self.trunk, self.module = session, trunk, module
 
     def __call__(self, image: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Embed (B, C, height, width) as (B, D, rows, columns)."""
+        """Embed (B, C, height, width) as (B, D, rows, columns), or a clip with a time axis."""
         step = self.session.step
         module = self.module
-        plain = not args and not kwargs and image.dim() == 4
+        plain = not args and not kwargs and image.dim() == 2 + len(module.kernel_size)
         if step is None or step.state.reversible or not plain:
-            result: Tensor = type(module).forward(module, image, *args, **kwargs)
+            forward: Callable[..., Tensor] = type(module).forward
+            result = forward(module, image, *args, **kwargs)
         else:
             result = self._product(step, image)
-        if step is not None and plain:
+        if step is not None and plain and image.dim() == 4:
             see(step, self.trunk, image, result)
         return result
 
     def _product(self, step: Step, image: Tensor) -> Tensor:
         """The convolution as a matrix product."""
         module = self.module
-        tall, wide = module.kernel_size
-        batch, channels, height, width = image.shape
-        rows, columns = height // tall, width // wide
-        image = image[..., : rows * tall, : columns * wide]
-        cells = image.reshape(batch, channels, rows, tall, columns, wide)
-        size = channels * tall * wide
+        kernel, axes = module.kernel_size, range(len(module.kernel_size))
+        grid = [image.shape[2 + axis] // kernel[axis] for axis in axes]
+        for axis in axes:
+            image = image.narrow(2 + axis, 0, grid[axis] * kernel[axis])
+        sides = [side for axis in axes for side in (grid[axis], kernel[axis])]
+        cells = image.reshape(*image.shape[:2], *sides)
+        size = math.prod((image.shape[1], *kernel))
         padded = -(-size // _ALIGNED) * _ALIGNED  # matrix units need rows of aligned length
-        patches = image.new_zeros(batch, rows, columns, padded)
-        patches[..., :size].unflatten(-1, (channels, tall, wide)).copy_(
-            cells.permute(0, 2, 4, 1, 3, 5)
+        make = image.new_empty if padded == size else image.new_zeros
+        patches = make(len(image), *grid, padded)
+        places = [2 + 2 * axis for axis in axes]  # of the grid among the axes of the cells
+        patches[..., :size].unflatten(-1, (image.shape[1], *kernel)).copy_(
+            cells.permute(0, *places, 1, *(place + 1 for place in places))
         )
         weight = step.constant(
             (id(module), "rows"), lambda: F.pad(module.weight.flatten(1), (0, padded - size))
         )
         tokens = F.linear(patches, weight, module.bias)
-        return tokens.permute(0, 3, 1, 2)
+        return tokens.movedim(-1, 1)

@@ -84,6 +84,7 @@ from eventful.ops.reference.scores import (
     follow_change_,
     frame_score,
     score_of,
+    spread_sample,
 )
 from eventful.ops.reference.windows import WindowGrid, WindowMap, attend_windows, window_map
 
@@ -153,6 +154,7 @@ __all__ = [
     "share_out",
     "split_heads",
     "suppress",
+    "spread_sample",
     "swap_rows_",
     "take_slots",
     "update_maps_",

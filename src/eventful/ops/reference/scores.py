@@ -33,10 +33,15 @@ KEPT = 0.5  # share of the old change kept at each frame
 EPS = 1e-5  # of the layer norm of outputs
 
 
+def spread_sample(patches: Tensor) -> Tensor:
+    """Every k-th patch of (B, N, D), with the least k that leaves no more than SAMPLE; a view."""
+    return patches[:, :: max(1, -(-patches.shape[1] // SAMPLE))]
+
+
 def contrast(patches: Tensor) -> Tensor:
     """How far patches are from their mean: root of the sum over channels of the variance, in fp32.
 
-    It is measured over every k-th patch, with the least k that leaves no more than SAMPLE.
+    It is measured over a `spread_sample`.
 
     Args:
         patches: (B, N, D).
@@ -44,8 +49,7 @@ def contrast(patches: Tensor) -> Tensor:
     Returns:
         (B,).
     """
-    every = max(1, -(-patches.shape[1] // SAMPLE))
-    spread = patches[:, ::every].float().std(dim=1, correction=0)
+    spread = spread_sample(patches).float().std(dim=1, correction=0)
     total: Tensor = torch.linalg.vector_norm(spread, dim=-1)
     return total
 

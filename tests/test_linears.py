@@ -1,0 +1,109 @@
+"""Linear layers with rearranged weights: the same results, never those of old weights."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from eventful import Config, Stream, TopR, convert, restore
+from eventful.models.vivit.model import SpatialModel, ViViTConfig
+from eventful.surgery import linears
+from eventful.surgery.conversion import find_session
+from tolerances import assert_near
+
+pytestmark = pytest.mark.skipif(not linears.packing_available(), reason="needs oneDNN")
+LAYERS = 2 * 4  # two blocks of four linear layers
+
+
+@pytest.fixture
+def model(monkeypatch):
+    monkeypatch.setattr(linears, "_LEAST", 1)
+    torch.manual_seed(0)
+    return SpatialModel(ViViTConfig(size=32, patch=8, dim=32, depth=2, heads=2)).eval()
+
+
+@pytest.fixture
+def clips():
+    torch.manual_seed(1)
+    return torch.randn(3, 1, 3, 2, 32, 32)
+
+
+def steps(model, clips, config=None):
+    stream = Stream(convert(model, config or Config.fast(TopR(4), fallback=False)))
+    return stream, [stream(clip) for clip in clips]
+
+
+@pytest.mark.parametrize("preset", ["fast", "exact", "paper"])
+def test_equals_plain_products(model, clips, monkeypatch, preset):
+    config = Config.preset(preset, TopR(4), fallback=False)
+    stream, packed = steps(model, clips, config)
+    assert len(find_session(stream.model).packed) == LAYERS
+    monkeypatch.setenv(linears.VARIABLE, "0")
+    plain, expected = steps(model, clips, config)
+    assert not find_session(plain.model).packed
+    for t, (one, other) in enumerate(zip(packed, expected, strict=True)):
+        assert_near(one, other, "step", f"frame {t}")
+
+
+def test_outside_a_stream_the_layers_are_the_original_ones(model, clips):
+    stream, _ = steps(model, clips)
+    with torch.no_grad():
+        assert torch.equal(stream.model(clips[0]), model(clips[0]))
+
+
+def test_streams_share_the_weights_and_give_them_back(model, clips):
+    first, _ = steps(model, clips)
+    session = find_session(first.model)
+    held = {key: id(value) for key, value in session.packed.items()}
+    second = Stream(first.model)
+    second(clips[0])
+    assert {key: id(value) for key, value in session.packed.items()} == held
+    first.close()
+    gc.collect()
+    assert len(session.packed) == LAYERS
+    second.close()
+    gc.collect()
+    assert not session.packed
+
+
+@pytest.mark.parametrize("data", [False, True], ids=["counted by torch", "through .data"])
+def test_written_weights_are_rearranged_anew(model, clips, data):
+    other, _ = steps(model, clips)  # goes on holding the old ones
+    stream = Stream(other.model)
+    stream(clips[0])
+    weight = model.blocks[1].mlp.fc2.weight
+    with torch.no_grad():
+        (weight.data if data else weight)[3, 5] += 1.0
+    stream.reset()
+    _, expected = steps(copy.deepcopy(model), clips)
+    for clip, dense in zip(clips, expected, strict=True):
+        assert torch.equal(stream(clip), dense)
+
+
+def test_other_precisions_and_small_layers_stay(model, clips, monkeypatch):
+    stream, _ = steps(model.to(torch.bfloat16), clips.bfloat16())
+    assert not find_session(stream.model).packed
+    stream = Stream(convert(model.float(), Config.fast(TopR(4), fallback=False)))
+    with torch.autocast("cpu", torch.bfloat16):
+        stream(clips[0])
+    assert not find_session(stream.model).packed
+    monkeypatch.setattr(linears, "_LEAST", 1 << 17)
+    assert not any(map(linears.can_pack, model.modules()))
+    assert linears.can_pack(nn.Linear(384, 384))
+
+
+def test_a_copy_starts_without_them_and_restore_removes_the_layers_forward(model, clips):
+    stream, made = steps(model, clips)
+    twin = copy.deepcopy(stream.model)
+    assert not find_session(twin).packed
+    again = Stream(twin)
+    for clip, one in zip(clips, made, strict=True):
+        assert torch.equal(again(clip), one)
+    convert(model, Config.fast(TopR(4)), inplace=True)
+    assert "forward" in vars(model.blocks[0].attn.qkv)
+    restore(model)
+    assert "forward" not in vars(model.blocks[0].attn.qkv)
