@@ -22,13 +22,17 @@ _SMALL_TILES: tuple[Tile, ...] = (
 
 
 @triton.jit
-def _key_bias(down, across, index, place, real, j, valid, height, width):
-    """Relative position of a tile of queries to some keys, from its two parts, in fp32."""
-    at = tl.load(index + j, mask=valid, other=0).to(tl.int32)
-    inside = real[:, None] & valid[None, :]
-    below = tl.load(down + place[:, None] * height + (at // width)[None, :], mask=inside, other=0.0)
-    aside = tl.load(across + place[:, None] * width + (at % width)[None, :], mask=inside, other=0.0)
-    return below.to(tl.float32) + aside.to(tl.float32)
+def _key_bias(below, aside, at, width, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+              PRECISION: tl.constexpr):  # fmt: skip
+    """Relative position of a tile of queries to the keys `at` some places, in fp32.
+
+    A product with ones where a key is, which is exact and several times faster than gathering: the
+    keys are anywhere in the grid.
+    """
+    row = (tl.arange(0, DOWN)[:, None] == (at // width)[None, :]).to(below.dtype)
+    column = (tl.arange(0, ACROSS)[:, None] == (at % width)[None, :]).to(aside.dtype)
+    bias = tl.dot(below, row, input_precision=PRECISION)
+    return tl.dot(aside, column, bias, input_precision=PRECISION)
 
 
 @triton.jit
@@ -66,7 +70,7 @@ def _add_context(
     stride_knb, stride_kn, stride_vnb, stride_vn, stride_kob, stride_ko, stride_vob, stride_vo,
     HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
     HAS_COUNT: tl.constexpr, HAS_SLOTS: tl.constexpr, RELATIVE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    DOWN: tl.constexpr, ACROSS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     stream = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)
@@ -86,6 +90,19 @@ def _add_context(
         index += stream * taken
         place = (stream * tokens + n) * heads + head
         factor = scale * 1.4426950408889634
+        below = rows
+        aside = rows
+        if RELATIVE:
+            y = tl.arange(0, DOWN)
+            x = tl.arange(0, ACROSS)
+            below = tl.load(
+                down + place[:, None] * key_height + y[None, :],
+                mask=real[:, None] & (y < key_height)[None, :], other=0.0,
+            )  # fmt: skip
+            aside = tl.load(
+                across + place[:, None] * key_width + x[None, :],
+                mask=real[:, None] & (x < key_width)[None, :], other=0.0,
+            )  # fmt: skip
 
         top_new = tl.full([M], -float("inf"), dtype=tl.float32)
         top_old = tl.full([M], -float("inf"), dtype=tl.float32)
@@ -98,7 +115,8 @@ def _add_context(
             valid = j < count
             bias = weight_new
             if RELATIVE:
-                bias = _key_bias(down, across, index, place, real, j, valid, key_height, key_width)
+                at_key = tl.load(index + j, mask=valid, other=0).to(tl.int32)
+                bias = _key_bias(below, aside, at_key, key_width, DOWN, ACROSS, PRECISION)
             top_new, weight_new, total_new = _fold_keys(
                 rows, k_new, v_new, bias, j, valid, stride_kn, stride_vn, factor,
                 top_new, weight_new, total_new, HEAD, HEAD_PAD, RELATIVE, PRECISION,
@@ -162,5 +180,7 @@ def _launch(
         tokens, taken, heads, scale, *sides, *strides,
         HEAD=head, HEAD_PAD=max(16, triton.next_power_of_2(head)), M=tile["rows"], K=tile["lanes"],
         HAS_COUNT=count is not None, HAS_SLOTS=slots is not None, RELATIVE=relative is not None,
-        PRECISION=precision(q.dtype), num_warps=tile["warps"], num_stages=tile["stages"],
+        DOWN=max(16, triton.next_power_of_2(sides[0])),
+        ACROSS=max(16, triton.next_power_of_2(sides[1])),
+        PRECISION=precision(down.dtype), num_warps=tile["warps"], num_stages=tile["stages"],
     )  # fmt: skip

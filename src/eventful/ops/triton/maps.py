@@ -19,6 +19,7 @@ from eventful.ops.triton.attention import precision
 from eventful.ops.triton.tiles import Tile, fitting
 
 _CHUNK = 1024  # pixels that a program lists
+_FEW = 128  # pixels that a program looks around
 _TILES: tuple[Tile, ...] = (
     {"rows": 128, "lanes": 64, "num_warps": 8, "num_stages": 3},
     {"rows": 64, "lanes": 64, "num_warps": 8, "num_stages": 3},
@@ -292,7 +293,7 @@ def _spread_table(
     for (height, width), scale in zip(sizes, scales, strict=True):
         fine = round(scale) if scale >= 1 else 0
         size, stride = height * width, 2 if scale == 0.25 else 1
-        parts = -(-size // _CHUNK)
+        parts = -(-size // _FEW)
         rows += [[first, size, width, part, fine, stride] for part in range(parts)]
         first += size
     return torch.tensor(rows, dtype=torch.int32).to(device)
@@ -300,13 +301,13 @@ def _spread_table(
 
 @triton.jit
 def _changed_pixels(
-    tokens, out, table, height, width, pixels, reach, CHUNK: tl.constexpr,
+    tokens, out, table, height, width, pixels, reach, FEW: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     row = table + tl.program_id(0) * 6
     stream = tl.program_id(1)
     first = tl.load(row)
     across = tl.load(row + 2)
-    place = tl.load(row + 3) * CHUNK + tl.arange(0, CHUNK)
+    place = tl.load(row + 3) * FEW + tl.arange(0, FEW)
     real = place < tl.load(row + 1)
     fine = tl.load(row + 4)
     stride = tl.load(row + 5)
@@ -325,16 +326,18 @@ def _changed_pixels(
         left = tl.maximum(x * stride - far, 0) * 2
         right = tl.minimum(x * stride + far, width // 2 - 1) * 2 + 1
         span = 2 * (2 * far + 1)
-    tokens += stream * height * width
-    found = tl.zeros([CHUNK], dtype=tl.int32)
-    step = span * 0
-    while step < span * span:
-        down = top + step // span
-        aside = left + step % span
-        there = real & (down <= bottom) & (aside <= right)
-        found |= tl.load(tokens + down * width + aside, mask=there, other=0).to(tl.int32)
-        step += 1
-    tl.store(out + stream * pixels + first + place, found != 0, mask=real)
+    column = left[:, None] + tl.arange(0, SPAN)[None, :]
+    inside = real[:, None] & (column <= right[:, None])
+    column = tokens + stream * height * width + column
+    found = tl.zeros([FEW, SPAN], dtype=tl.int32)
+    down = span * 0
+    while down < span:
+        at = top + down
+        there = inside & (at <= bottom)[:, None]
+        found |= tl.load(column + at[:, None] * width, mask=there, other=0).to(tl.int32)
+        down += 1
+    hit = tl.max(found, axis=1) != 0
+    tl.store(out + stream * pixels + first + place, hit, mask=real)
 
 
 def changed_pixels(
@@ -344,7 +347,9 @@ def changed_pixels(
     batch, height, width = tokens.shape
     out = torch.empty(batch, levels.pixels, dtype=torch.bool, device=tokens.device)
     table = _spread_table(levels.sizes, scales, tokens.device)
+    widest = max(2 * (4 * reach + 1) if scale < 1 else 2 * reach + 2 for scale in scales)
     _changed_pixels[(len(table), batch)](
-        tokens, out, table, height, width, levels.pixels, reach, CHUNK=_CHUNK, num_warps=4
-    )
+        tokens, out, table, height, width, levels.pixels, reach, FEW=_FEW,
+        SPAN=triton.next_power_of_2(widest), num_warps=4,
+    )  # fmt: skip
     return out
