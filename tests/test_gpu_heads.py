@@ -171,9 +171,9 @@ def test_recorded_frames_do_not_wait() -> None:
     frames = torch.randn(10, 1, 3, 96, 96, device="cuda")
     for frame in frames[:6]:
         stream(frame, PLACES[:1])
+    assert whole_recordings(stream)
     assert all(whole_recordings(stream))
     outcomes = [flight.outcome for flight in stream._executor._pending]
-    assert outcomes
     assert all(outcome.replayed and outcome.whole for outcome in outcomes)
     found = stream(frames[6], PLACES[:1])
     assert found._list is None

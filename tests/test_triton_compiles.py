@@ -223,7 +223,7 @@ def test_context(compiled, kind, relative):
     assert compiled == ["_add_context"]
 
 
-@pytest.mark.parametrize("kept", [100, 512])
+@pytest.mark.parametrize("kept", [100, pytest.param(512, marks=pytest.mark.slow)])
 def test_nms(compiled, kept):
     boxes = torch.zeros(5, 1000, 4)
     nms.suppress(boxes, torch.ones(5, 1000, dtype=torch.bool), 0.7)

@@ -1,8 +1,8 @@
 """Work that is launched again as a whole: two CUDA graphs, of a whole call or of its blocks.
 
-A detector's heads ask the host how many objects there are, and such a call cannot be recorded
-whole. Then only what lies between the first block's entry and the last one's exit is: on
-replay the model's own code runs around the blocks, which return what the recording left.
+Some heads ask the host how many objects there are, and such a call cannot be recorded whole.
+Then only what lies between the first block's entry and the last one's exit is: on replay the
+model's own code runs around the blocks, which return what the recording left.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A step of B streams with M slots to each selection always launches the same kern
 same addresses: the frame, the streams' parameters and the numbers of their slots are copied to
 fixed places first. On CUDA it is recorded on its second use as two graphs, one up to the choice
 of tokens and one for the rest, so that the host learns what was chosen while the blocks still
-run. Of a model that waits for the host itself, as detectors do, the blocks alone are recorded.
+run. Of a model that waits for the host itself, as some detectors do, the blocks alone are recorded.
 """
 
 from __future__ import annotations
