@@ -185,7 +185,7 @@ def a_state(kind: str, streams: int = 2):
 
 
 @pytest.mark.parametrize("kind", ["rows", "slots"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_pattern_of_change_is_dense(model, kind, seed):
     state, levels = a_state(kind), pyramid_levels(GRID)
     draw = torch.Generator().manual_seed(seed)
@@ -289,7 +289,7 @@ def assert_heads(model: ViTDet, stream: Stream | StreamBatch) -> None:
 def test_a_stream_has_the_heads_of_its_features(model, path):
     stream = Stream(eventful.convert(model, Config.fast(fallback=False)))
     shares = []
-    for frame in moving_square(6, SIZE, noise=0.01):
+    for frame in moving_square(4, SIZE, noise=0.01):
         (found,) = stream(frame)
         assert_heads(model, stream)
         shares.append(stream.last.head_macs / stream.last.dense_head_macs)
@@ -340,13 +340,13 @@ def test_other_gatings_and_the_model_outside_a_stream_are_the_original(model):
 def test_streams_in_a_batch_are_those_alone(model, path):
     converted = eventful.convert(model, Config.fast(fallback=False))
     batch, alone = StreamBatch(converted), {}
-    clips = {name: moving_square(6, SIZE, seed=seed) for seed, name in enumerate("abc")}
-    for time in range(6):
-        if time in (0, 1, 3):  # others join later, and flush in a pass of their own
+    clips = {name: moving_square(4, SIZE, seed=seed) for seed, name in enumerate("abc")}
+    for time in range(4):
+        if time < 3:  # others join later, and flush in a pass of their own
             name = "abc"[len(alone)]
             batch.join(name)
             alone[name] = Stream(converted)
-        if time == 5:
+        if time == 3:
             for name, stream in alone.items():
                 batch.flush(name)
                 stream.flush()
@@ -529,7 +529,7 @@ def test_tokens_of_a_turn_lie_together(layout, period):
 @pytest.mark.parametrize("gating", ["frame", "block"])
 def test_every_token_is_refreshed_once_in_a_period(model, gating, path):
     config = Config(TopR(0), gating=gating, max_age=9)
-    stream = Stream(eventful.convert(model, config), maps=True)
+    stream = Stream(eventful.convert(model.backbone, config), maps=True)
     frame = moving_square(1, SIZE)[0]
     stream(frame)
     period = 6  # of 2 blocks

@@ -85,11 +85,18 @@ class RPN(nn.Module):
         if not isinstance(maps, UpdatedMaps) or not plain_parts(self, parts):
             return None
         outputs, count = update_predictions(self, memory, maps), len(ANCHOR_RATIOS)
-        device = outputs.device
-        found = Predictions([], [], [])
-        for level, (size, stride) in enumerate(zip(ANCHOR_SIZES, STRIDES, strict=True)):
-            cells = box.cell_anchors(size, ANCHOR_RATIOS).to(device, non_blocking=True)
-            found.anchors.append(box.grid_anchors(cells, maps.levels.sizes[level], stride))
+
+        def anchors() -> list[Tensor]:
+            sizes = zip(ANCHOR_SIZES, maps.levels.sizes, STRIDES, strict=True)
+            return [
+                box.grid_anchors(
+                    box.cell_anchors(size, ANCHOR_RATIOS).to(outputs.device), grid, stride
+                )
+                for size, grid, stride in sizes
+            ]
+
+        found = Predictions(list(memory.constant(("anchors", maps.levels), anchors)), [], [])
+        for level in range(len(STRIDES)):
             part = maps.levels.part(outputs, level).flatten(1, 2).float()
             found.logits.append(part[..., :count].flatten(1))
             found.codes.append(part[..., count:].unflatten(2, (count, 4)).flatten(1, 2))
