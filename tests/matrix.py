@@ -197,7 +197,10 @@ class World:
         passing = set(range(self.subject.special))
         if config.max_age is not None:
             period = refresh_period(config.max_age, self.subject.depth)
-            passing |= {n for n in range(self.subject.tokens) if n % period == turn % period}
+            every = (
+                self.subject.tokens
+            )  # by their place in the order of refreshes, special ones first
+            passing |= {n for n in range(every) if n * period // every == turn % period}
         return len(passing)
 
     def cap(self) -> int:

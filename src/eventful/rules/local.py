@@ -66,7 +66,7 @@ class HeadMemory:
         changed = tokens.new_ones(tokens.shape[:2], dtype=torch.bool)
         if name in state and not self.step.flush_all:
             bits = _BITS[tokens.dtype.itemsize]
-            before = ops.held(*state.held(name))
+            before = self.maps("reference")
             if before.dtype == tokens.dtype:
                 changed = (tokens.contiguous().view(bits) != before.view(bits)).any(dim=-1)
             if self.step.flush_any:
@@ -101,7 +101,10 @@ class HeadMemory:
 
     def maps(self, name: str) -> Tensor:
         """A map (B, P, C): the memory itself where it has one row per stream, else a copy."""
-        return ops.held(*self.state.held(self.slot(name)))
+        tensor, slots = self.state.held(self.slot(name))
+        if slots is None or len(tensor) == 1:  # a single row can only be the stream's
+            return tensor
+        return ops.take_slots(tensor, slots)
 
     def update(
         self, name: str, x: Tensor, layer: MapLayer, changed: Tensor, levels: MapLevels
@@ -120,7 +123,8 @@ class HeadMemory:
     def note(self, layer: str, macs: int, changed: Tensor) -> None:
         """Note the pixels (B, n) computed by a layer, at `macs` operations each."""
         works = self.step.record.heads.setdefault(self.name, {})
-        works[layer] = HeadWork(macs, changed.shape[1], changed.sum(dim=1))
+        count = self.step.shared((id(changed), "count"), lambda: (changed, changed.sum(dim=1)))[1]
+        works[layer] = HeadWork(macs, changed.shape[1], count)
 
 
 def plain_parts(head: nn.Module, known: Iterable[type]) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +34,31 @@ class Predictions:
     anchors: list[Tensor]
     logits: list[Tensor]
     codes: list[Tensor]
+
+
+_anchors: dict[tuple[Any, torch.device], tuple[Tensor, ...]] = {}  # of the last few sizes
+_MOST_ANCHORS = 8
+
+
+def anchors_of(grids: tuple[tuple[int, int], ...], device: torch.device) -> list[Tensor]:
+    """The anchors (n, 4) of each level; made once for maps of these sizes (h, w)."""
+    known = _anchors.get((grids, device))
+    if known is not None:
+        return list(known)
+    with torch.inference_mode(False):
+        # Sizes are powers of two: a product with one is not rounded.
+        unit = box.cell_anchors(1.0, ANCHOR_RATIOS, device)
+        made = tuple(
+            box.grid_anchors(size * unit, grid, stride)
+            for size, grid, stride in zip(ANCHOR_SIZES, grids, STRIDES, strict=True)
+        )
+    # Work that is being recorded has no value before its first replay, and compiled code no memory.
+    recorded = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if not recorded and not torch.compiler.is_compiling():
+        if len(_anchors) >= _MOST_ANCHORS:
+            _anchors.pop(next(iter(_anchors)))
+        _anchors[grids, device] = made
+    return list(made)
 
 
 class RPN(nn.Module):
@@ -65,16 +92,12 @@ class RPN(nn.Module):
 
     def forward(self, maps: Sequence[Tensor]) -> Predictions:
         """Predictions on the maps p2 to p6."""
-        found = Predictions([], [], [])
-        # Sizes are powers of two: a product with one is not rounded.
-        unit = box.cell_anchors(1.0, ANCHOR_RATIOS, maps[0].device)
-        for features, size, stride in zip(maps, ANCHOR_SIZES, STRIDES, strict=True):
-            grid = (features.shape[2], features.shape[3])
-            x = features
+        grids = tuple((features.shape[2], features.shape[3]) for features in maps)
+        found = Predictions(anchors_of(grids, maps[0].device), [], [])
+        for x in maps:
             for conv in self.convs:
                 x = F.relu(conv(x))
             codes = self.deltas(x).unflatten(1, (-1, 4)).permute(0, 3, 4, 1, 2)
-            found.anchors.append(box.grid_anchors(size * unit, grid, stride))
             found.logits.append(self.objectness(x).permute(0, 2, 3, 1).flatten(1).float())
             found.codes.append(codes.reshape(len(x), -1, 4).float())
         return found
@@ -85,10 +108,8 @@ class RPN(nn.Module):
         if not isinstance(maps, UpdatedMaps) or not plain_parts(self, parts):
             return None
         outputs, count = update_predictions(self, memory, maps), len(ANCHOR_RATIOS)
-        unit = box.cell_anchors(1.0, ANCHOR_RATIOS, outputs.device)
-        found = Predictions([], [], [])
-        for level, (size, stride) in enumerate(zip(ANCHOR_SIZES, STRIDES, strict=True)):
-            found.anchors.append(box.grid_anchors(size * unit, maps.levels.sizes[level], stride))
+        found = Predictions(anchors_of(maps.levels.sizes, outputs.device), [], [])
+        for level in range(len(STRIDES)):
             part = maps.levels.part(outputs, level).flatten(1, 2).float()
             found.logits.append(part[..., :count].flatten(1))
             found.codes.append(part[..., count:].unflatten(2, (count, 4)).flatten(1, 2))
@@ -130,14 +151,36 @@ class RPN(nn.Module):
 
         Levels with fewer are filled up: their last logits are -inf.
         """
-        count = self._counts()[0]
-        most = min(count, max(logits.shape[1] for logits in found.logits))
-        boxes, scores = [], []
-        for anchors, logits, codes in zip(found.anchors, found.logits, found.codes, strict=True):
-            top, index = logits.topk(min(count, logits.shape[1]), dim=1)
-            chosen = box.rows(codes, index)
-            decoded = self.coder.decode(anchors[index].flatten(0, 1), chosen.flatten(0, 1))
-            missing = most - index.shape[1]
-            boxes.append(F.pad(decoded.unflatten(0, index.shape), (0, 0, 0, missing)))
-            scores.append(F.pad(top, (0, missing), value=-torch.inf))
-        return torch.stack(boxes, dim=1), torch.stack(scores, dim=1)
+        top, index = _best_of_levels(found.logits, self._counts()[0])
+        codes, anchors = torch.cat(found.codes, dim=1), torch.cat(found.anchors)
+        chosen = box.rows(codes, index.flatten(1))
+        decoded = self.coder.decode(anchors[index].flatten(0, 2), chosen.flatten(0, 1))
+        return decoded.unflatten(0, index.shape), top
+
+
+def _best_of_levels(logits: Sequence[Tensor], count: int) -> tuple[Tensor, Tensor]:
+    """The `count` best logits of each level and their numbers among all anchors: (B, levels, n).
+
+    Levels with fewer are filled up with -inf, at the first anchor.
+    """
+    most = min(count, max(part.shape[1] for part in logits))
+    first = list(accumulate((part.shape[1] for part in logits), initial=0))
+    if logits[0].is_cuda:  # all levels at once: a device needs as long for one as for all
+        width = max(part.shape[1] for part in logits)
+        shape = (len(logits[0]), len(logits), width)
+        padded = torch.full(shape, -torch.inf, device=logits[0].device)
+        for level, part in enumerate(logits):
+            padded[:, level, : part.shape[1]] = part
+        top, index = padded.topk(most, dim=2)
+        for level, start in enumerate(first[1:-1], start=1):
+            index[:, level] += start
+    else:
+        found = [part.topk(min(most, part.shape[1]), dim=1) for part in logits]
+        top, index = (
+            torch.stack([F.pad(part, (0, most - part.shape[1]), value=fill) for part in parts], 1)
+            for parts, fill in (
+                ([values for values, _ in found], -torch.inf),
+                ([places + first[level] for level, (_, places) in enumerate(found)], 0),
+            )
+        )
+    return top, index.masked_fill(top == -torch.inf, 0)
