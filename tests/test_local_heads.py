@@ -14,7 +14,7 @@ from eventful import Config, Stream, StreamBatch, TopR, errors, ops
 from eventful.memory.slots import SlotPool, SlotState
 from eventful.memory.state import RowState
 from eventful.models.vitdet import ViTDet
-from eventful.models.vitdet.boxes import pyramid_level
+from eventful.models.vitdet.boxes import Padded, pyramid_level
 from eventful.models.vitdet.kept_regions import kept_regions
 from eventful.models.vitdet.regions import pool_regions
 from eventful.models.vitdet.updated import SCALES, UpdatedMaps, pyramid_levels
@@ -309,8 +309,31 @@ def test_a_still_scene_costs_the_heads_nothing(model, path):
     stream(frame)
     before = predictions_of(stream).clone()
     stream(frame)
-    assert stream.last.head_macs == 0
+    maps = [name for name in stream.last.heads if name != "heads"]
+    assert sorted(maps) == ["pyramid", "rpn"]
+    works = [work for name in maps for work in stream.last.heads[name].values()]
+    assert sum(int(work.computed.sum()) for work in works) == 0
+    assert (stream.last.head_macs == 0) == (path == "host")  # a device computes every region
     assert torch.equal(predictions_of(stream), before)
+
+
+def test_regions_keep_their_outputs_on_the_host(model, monkeypatch):
+    """Of a scene that stands still but for a corner some regions are computed, not all."""
+    stream = Stream(
+        eventful.convert(model, Config.fast(fallback=False, max_age=None, motion=False))
+    )
+    frame = moving_square(1, SIZE)[0]
+    other = frame.clone()
+    other[..., :32, :32] += 2
+    stream(frame)
+    (found,) = stream(other)
+    (work,) = stream.last.heads["heads"].values()
+    assert 0 < int(work.computed.sum()) < work.pixels
+    with torch.no_grad():
+        (dense,) = model.detect(model.pyramid(backbone_image(stream)), [SIZE])
+    torch.testing.assert_close(found.boxes, dense.boxes, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found.scores, dense.scores, **CLOSE)
+    assert torch.equal(found.labels, dense.labels)
 
 
 def test_gates_around_blocks(model):
@@ -372,7 +395,7 @@ def test_a_bad_frame_and_a_failure_behind_the_heads_change_nothing(model, monkey
         raise ArithmeticError("behind the heads")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(model.heads), "forward", fail)
+        patch.setattr("eventful.models.vitdet.found.Found.of", fail)
         with pytest.raises(ArithmeticError):
             stream(clip[1])
     after = stream._state.tensors
@@ -438,7 +461,9 @@ def test_what_heads_hold_is_counted(model):
     stream = Stream(eventful.convert(model, Config.fast()))
     stream(moving_square(1, SIZE)[0])
     held = stream._state.tensors
-    heads = sum(t.nbytes for name, t in held.items() if name.startswith(("pyramid/", "rpn/")))
+    heads = sum(
+        t.nbytes for name, t in held.items() if name.startswith(("pyramid/", "rpn/", "heads/"))
+    )
     assert heads == head_bytes(model, GRID, Config.fast(), torch.float32)
     assert eventful.inspect(model, SIZE).state_bytes["fast"] == stream.nbytes
     assert head_bytes(model, GRID, Config.exact(), torch.float32) == 0
@@ -552,7 +577,6 @@ def some_boxes(count: int, seed: int) -> Tensor:
 
 def test_regions_are_kept_where_nothing_they_read_changed():
     levels, boxes = pyramid_levels(GRID), some_boxes(60, 3)
-    anchors = torch.stack([torch.randperm(500)[:60] for _ in range(2)])
     order = torch.randperm(60)
     maps = [make(2, 4, *size, seed=9) for size in levels.sizes]
     changed = make(2, levels.pixels, seed=4) > 2.7
@@ -560,10 +584,11 @@ def test_regions_are_kept_where_nothing_they_read_changed():
         part + levels.part(changed[..., None], level).permute(0, 3, 1, 2)
         for level, part in enumerate(maps)
     ]
-    found = kept_regions(boxes[:, order], anchors[:, order], (boxes, anchors), changed, levels)
+    found = kept_regions(boxes[:, order], boxes, changed, levels)
     kept = found >= 0
     assert torch.equal(found[kept], order.expand(2, -1)[kept])
-    one, other = (pool_regions(m[:4], list(boxes[:, order]), 7) for m in (maps, moved))
+    every = Padded(boxes[:, order], torch.ones(2, 60, dtype=torch.bool))
+    one, other = (pool_regions(m[:4], every, 7) for m in (maps, moved))
     same = (one == other).flatten(1).all(dim=1).view(2, -1)
     assert not (kept & ~same).any()
     assert 20 < same.sum() < 115
@@ -572,22 +597,17 @@ def test_regions_are_kept_where_nothing_they_read_changed():
     assert set(level[kept].tolist()) == {2, 3, 4, 5}
 
 
-def test_regions_of_another_anchor_box_or_frame_are_computed():
+def test_regions_of_another_box_or_frame_are_computed():
     levels, boxes = pyramid_levels(GRID), some_boxes(4, 3)
-    anchors = torch.arange(8).view(2, 4)
     still = torch.zeros(2, levels.pixels, dtype=torch.bool)
     none = torch.full((2, 4), -1)
-    assert torch.equal(
-        kept_regions(boxes, anchors, (boxes, anchors), still, levels),
-        torch.arange(4).expand(2, -1),
-    )
-    assert torch.equal(kept_regions(boxes, anchors + 8, (boxes, anchors), still, levels), none)
-    empty = (boxes[:, :0], anchors[:, :0])
-    assert torch.equal(kept_regions(boxes, anchors, empty, still, levels), none)
-    assert torch.equal(kept_regions(boxes, none, (boxes, none), still, levels), none)
+    every = torch.arange(4).expand(2, -1)
+    assert torch.equal(kept_regions(boxes, boxes, still, levels), every)
+    assert torch.equal(kept_regions(boxes + 1, boxes, still, levels), none)
+    assert torch.equal(kept_regions(boxes, boxes[:, :0], still, levels), none)
     nudged = boxes.clone()
     nudged[0, 1, 2] = torch.nextafter(nudged[0, 1, 2], torch.tensor(1e9))
-    assert (kept_regions(nudged, anchors, (boxes, anchors), still, levels) < 0).sum() == 1
+    assert (kept_regions(nudged, boxes, still, levels) < 0).sum() == 1
 
 
 # --- a head of one's own (docs/heads.md) -----------------------------------------------------

@@ -15,6 +15,7 @@ from eventful.errors import ConfigError
 from eventful.models.vitdet import boxes as box
 from eventful.models.vitdet.found import Found
 from eventful.models.vitdet.frames import Targets
+from eventful.models.vitdet.kept_regions import RegionMemory
 from eventful.models.vitdet.losses import (
     BoxLoss,
     Sampled,
@@ -22,8 +23,10 @@ from eventful.models.vitdet.losses import (
     box_losses,
     label_candidates,
 )
-from eventful.models.vitdet.pyramid import ConvNorm
+from eventful.models.vitdet.pyramid import ChannelNorm, ConvNorm
 from eventful.models.vitdet.regions import pool_regions
+from eventful.models.vitdet.updated import REACH_MAPS, SCALES, UpdatedMaps
+from eventful.rules.local import HeadMemory, plain_parts
 
 CASCADE_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
 CASCADE_IOU = (0.5, 0.6, 0.7)
@@ -91,6 +94,12 @@ class BoxStage(nn.Module):
         for layer in (self.fc, self.scores, self.deltas):
             nn.init.zeros_(layer.bias)
 
+    @property
+    def macs(self) -> int:
+        """Operations of one region."""
+        once = sum(layer.weight.numel() for layer in (self.fc, self.scores, self.deltas))
+        return once + BOX_POOL**2 * sum(p.numel() for p in self.convs.parameters() if p.dim() == 4)
+
     def forward(self, regions: Tensor) -> tuple[Tensor, Tensor]:
         """See the class."""
         for conv in self.convs:
@@ -117,12 +126,22 @@ class MaskHead(nn.Module):
         return logits
 
 
-class RegionHeads(nn.Module):
-    """Proposals to detections, through one box stage or several."""
+_PARTS = (
+    nn.ModuleList, BoxStage, ConvNorm, ChannelNorm, nn.Linear, MaskHead, nn.ConvTranspose2d,
+    nn.Conv2d,
+)  # fmt: skip
 
-    def __init__(self, channels: int, config: HeadConfig) -> None:
+
+class RegionHeads(nn.Module):
+    """Proposals to detections, through one box stage or several.
+
+    Args:
+        regions: most proposals of an image in use.
+    """
+
+    def __init__(self, channels: int, config: HeadConfig, regions: int = 1000) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.regions = config, regions
         self.stages = nn.ModuleList(
             BoxStage(channels, config, box.BoxCoder(CASCADE_WEIGHTS[i]))
             for i in range(config.stages)
@@ -131,12 +150,51 @@ class RegionHeads(nn.Module):
 
     def forward(self, maps: Sequence[Tensor], proposals: box.Padded, sizes: Tensor) -> Found:
         """Detections of each image from the maps p2 to p5; `sizes` (B, 2) as height and width."""
-        proposals = in_use(proposals)
+        return self._detect(maps, in_use(proposals), sizes, None)
+
+    def step_forward(
+        self, memory: HeadMemory, maps: Sequence[Tensor], proposals: box.Padded, sizes: Tensor
+    ) -> Found | None:
+        """`forward` in a step: on the host regions that nothing changed in keep their outputs.
+
+        On a device all of them are computed: their number is fixed there.
+        """
+        if not isinstance(maps, UpdatedMaps) or not plain_parts(self, _PARTS):
+            return None
+        if not memory.state.reversible:
+            for number, stage in enumerate(self._box_stages()):
+                memory.note(f"stage {number}", stage.macs, proposals.valid)
+            return self._detect(maps, in_use(proposals), sizes, None)
+        changed = memory.follow(maps.name, maps.changed)
+        moved = ops.changed_pixels(changed, maps.levels, SCALES, REACH_MAPS)
+        return self._detect(maps, proposals, sizes, RegionMemory(memory, moved, maps.levels))
+
+    def step_bytes(self, grid: tuple[int, int], dtype: torch.dtype) -> int:
+        """Bytes held for one stream on the host."""
+        config = self.config
+        numbers = 4 + config.classes + 1 + 4 * (1 if config.shared_boxes else config.classes)
+        return 4 * numbers * self.regions * config.stages + 8
+
+    def _detect(
+        self,
+        maps: Sequence[Tensor],
+        proposals: box.Padded,
+        sizes: Tensor,
+        kept: RegionMemory | None,
+    ) -> Found:
         shape = proposals.valid.shape
         total: Tensor | None = None
         refined = proposals.boxes.flatten(0, 1)[:, None]
-        for stage in self._box_stages():
-            logits, codes = stage(self._regions(maps, proposals))
+        for number, stage in enumerate(self._box_stages()):
+
+            def compute(regions: box.Padded, stage: BoxStage = stage) -> tuple[Tensor, Tensor]:
+                made: tuple[Tensor, Tensor] = stage(self._regions(maps, regions))
+                return made
+
+            if kept is None:
+                logits, codes = compute(proposals)
+            else:
+                logits, codes = kept.stage(f"stage {number}", proposals, compute, stage.macs)
             refined = stage.coder.decode(proposals.boxes.flatten(0, 1), codes)
             scores = logits.softmax(dim=1)
             total = scores if total is None else total + scores

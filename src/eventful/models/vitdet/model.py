@@ -76,7 +76,7 @@ class ViTDet(nn.Module):
         self.backbone = ViTDetBackbone(config.backbone)
         self.pyramid = SimpleFeaturePyramid(config.backbone.dim, config.channels)
         self.rpn = RPN(config.channels, keep_before=config.candidates, keep_after=config.proposals)
-        self.heads = RegionHeads(config.channels, config.heads)
+        self.heads = RegionHeads(config.channels, config.heads, config.proposals[1])
 
     def prepare(self, frame: Tensor) -> tuple[Tensor, Placement]:
         """An RGB frame (3, H, W) from 0 to 255 as pixels (1, 3, size, size), and where it lies."""

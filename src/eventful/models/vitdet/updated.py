@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from eventful.models.vitdet.rpn import RPN
 
 SCALES = (4.0, 2.0, 1.0, 0.5, 0.25)  # pixels of p2 to p6 to a token side
-_REACH_MAPS, _REACH_MID, _REACH_OUT = 1, 2, 3  # of a token, in pixels of each level
+REACH_MAPS, _REACH_MID, _REACH_OUT = 1, 2, 3  # of a token, in pixels of each level
 
 
 class UpdatedMaps(list[Tensor]):
@@ -56,7 +56,7 @@ def update_pyramid(pyramid: SimpleFeaturePyramid, memory: HeadMemory, image: Ten
     tokens = image.flatten(2).transpose(1, 2)
     changed = memory.compare(tokens).unflatten(1, grid)
     pre = _update_inputs(pyramid, memory, tokens, changed, levels)
-    moved = ops.changed_pixels(changed, levels, SCALES, _REACH_MAPS)
+    moved = ops.changed_pixels(changed, levels, SCALES, REACH_MAPS)
     maps = memory.open("maps", moved, pre.shape[2], pre)
     smoothed = moved.clone()
     smoothed[:, levels.span(4)] = False  # p6 is made of p5
