@@ -200,7 +200,7 @@ class World:
             every = (
                 self.subject.tokens
             )  # by their place in the order of refreshes, special ones first
-            passing |= {n for n in range(every) if n * period // every == turn % period}
+            passing |= {n for n in range(every) if n * min(period, every) // every == turn % period}
         return len(passing)
 
     def cap(self) -> int:

@@ -653,3 +653,13 @@ def test_a_head_of_ones_own(model, path):
     heads = stream._state.detached().tensors
     total = sum(tensor.nbytes for name, tensor in heads.items() if name.startswith("1/"))
     assert total == both[1].step_bytes(GRID, torch.float32)
+
+
+def test_a_stream_that_flushes_beside_others_computes_everything(model):
+    state, image = a_state("rows"), make(2, 32, *GRID)
+    run_heads(model, state, image, flush=True)
+    step = a_step(state)
+    step.flush([True, False])
+    with torch.no_grad():
+        maps = model.pyramid.step_forward(HeadMemory(step, "pyramid"), image)
+    assert maps.changed.flatten(1).sum(dim=1).tolist() == [GRID[0] * GRID[1], 0]

@@ -16,7 +16,7 @@ from eventful.ops.reference.maps import MapLayer, MapLevels, Norm, finish_lift
 from eventful.ops.scratch import scratch
 
 DENSE_SHARE = 0.78  # of a level's pixels; beyond it a dense convolution was faster when measured
-_CHUNK = 512  # pixels whose neighbours stay in a core's cache
+_CHUNK = 2048  # pixels gathered at once: more would need much memory, fewer many launches
 
 
 def update_maps_(
@@ -31,7 +31,6 @@ def update_maps_(
     if x.device.type != "cpu":
         return reference.update_maps_(out_, x, layer, changed, levels, slots)
     rows = range(len(changed)) if slots is None else slots.tolist()
-    taps = layer.weight.shape[1]
     for stream, row in enumerate(rows):
         moved = changed[stream]
         for level in range(len(levels.sizes)):
@@ -39,7 +38,7 @@ def update_maps_(
             size = levels.sizes[level][0] * levels.sizes[level][1]
             if len(pixel) == 0:
                 continue
-            if taps > 1 and len(pixel) > DENSE_SHARE * size:
+            if len(pixel) > DENSE_SHARE * size:
                 whole = layer.whole(levels.part(x[row : row + 1], level), level).flatten(0, 2)
                 _write(out_[row], pixel, whole, levels.offsets[level])
             else:

@@ -55,7 +55,8 @@ class TokenLayout:
         last = torch.arange(self.tokens - self.suffix, self.tokens)
         order = torch.cat([torch.arange(self.prefix), self.prefix + order, last])
         phase = torch.empty(self.tokens, dtype=torch.int32)
-        phase[order] = (torch.arange(self.tokens) * period // self.tokens).to(torch.int32)
+        turns = min(period, self.tokens)  # of more turns than tokens the last have none
+        phase[order] = (torch.arange(self.tokens) * turns // self.tokens).to(torch.int32)
         return phase
 
     def pooled(self, size: int) -> TokenLayout:

@@ -85,6 +85,7 @@ class MapLayer:
         if taps == 1:
             return self.finish(x @ weight[0], level)
         kernel = weight.view(3, 3, before, after).permute(3, 2, 0, 1)
+        kernel = kernel.contiguous(memory_format=torch.channels_last)
         rows = F.conv2d(x.permute(0, 3, 1, 2), kernel, padding=1).permute(0, 2, 3, 1)
         return self.finish(rows, level)
 
