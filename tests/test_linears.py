@@ -70,14 +70,15 @@ def test_streams_share_the_weights_and_give_them_back(model, clips):
     assert not session.packed
 
 
+@pytest.mark.parametrize("change", [1.0, -2.0], ids=["another value", "another sign"])
 @pytest.mark.parametrize("data", [False, True], ids=["counted by torch", "through .data"])
-def test_written_weights_are_rearranged_anew(model, clips, data):
+def test_written_weights_are_rearranged_anew(model, clips, data, change):
     other, _ = steps(model, clips)  # goes on holding the old ones
     stream = Stream(other.model)
     stream(clips[0])
     weight = model.blocks[1].mlp.fc2.weight
     with torch.no_grad():
-        (weight.data if data else weight)[3, 5] += 1.0
+        (weight.data if data else weight)[3] += change * weight[3]
     stream.reset()
     _, expected = steps(copy.deepcopy(model), clips)
     for clip, dense in zip(clips, expected, strict=True):

@@ -28,13 +28,16 @@ class PackedWeight:
 
     Attributes:
         weight: opaque to other operations.
-        contents: norms of the weights it was made from. They show writes that torch does not count.
     """
 
-    def __init__(self, weight: Tensor, contents: Tensor) -> None:
-        self.contents = contents
+    def __init__(self, weight: Tensor) -> None:
         with torch.inference_mode(False), torch.no_grad():
             self.weight: Tensor = _ops._reorder_linear_weight(weight.detach(), _ROWS)
+
+    def holds(self, weight: Tensor) -> bool:
+        """Whether it was made from these values; torch does not count every write to a weight."""
+        with torch.inference_mode(False), torch.no_grad():
+            return torch.equal(self.weight.to_dense(), weight)
 
 
 def can_pack(module: nn.Module) -> TypeGuard[nn.Linear]:
@@ -76,12 +79,10 @@ class LinearForward:
         if not packing_available():
             return None
         weight = self.module.weight
-        with torch.no_grad():
-            contents = torch.stack([weight.norm(1), weight.norm(2)])
         with self.session.packing:
             known = self.session.packed.get(id(self.module))
-            if known is None or not torch.equal(known.contents, contents):
-                known = self.session.packed[id(self.module)] = PackedWeight(weight, contents)
+            if known is None or not known.holds(weight):
+                known = self.session.packed[id(self.module)] = PackedWeight(weight)
         return known
 
 
