@@ -18,7 +18,7 @@ from eventful.models.vitdet.boxes import Padded, pyramid_level
 from eventful.models.vitdet.kept_regions import kept_regions
 from eventful.models.vitdet.regions import pool_regions
 from eventful.models.vitdet.updated import SCALES, UpdatedMaps, pyramid_levels
-from eventful.ops import MapLayer, MapLevels, eager_maps, reference
+from eventful.ops import Lift, MapLayer, MapLevels, eager_maps, reference
 from eventful.rules.local import HeadMemory, conv_taps, lift_weight, plain_parts
 from eventful.rules.step import Step
 from eventful.surgery.heads import head_bytes
@@ -95,7 +95,7 @@ def test_lift_tokens(backend, scale, slotted, full, poison):
     slots = torch.tensor([3, 1], device=DEVICE) if slotted else None
     changed = make(2, 15, seed=8) > 0
     expected, found = before.clone(), before.clone()
-    call = (tokens, weight, bias, norm, full, changed, grid, scale, place, slots)
+    call = (tokens, Lift(weight, bias, norm, full, scale), changed, grid, place, slots)
     reference.lift_tokens_(expected, *call)
     with eventful.use_backend(backend):
         ops.lift_tokens_(found, *call)
@@ -110,7 +110,7 @@ def test_a_lift_is_the_transposed_convolution():
     out = torch.zeros(2, 60, 4)
     weight, bias = lift_weight(conv)
     every = torch.ones(2, 15, dtype=torch.bool)
-    ops.lift_tokens_(out, tokens, weight, bias, None, False, every, (3, 5), 2, 0)
+    ops.lift_tokens_(out, tokens, Lift(weight, bias, scale=2), every, (3, 5), 0)
     expected = conv(tokens.transpose(1, 2).unflatten(2, (3, 5))).permute(0, 2, 3, 1)
     torch.testing.assert_close(out.view(2, 6, 10, 4), expected, **CLOSE)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eventful.ops import reference
-from eventful.ops.reference.maps import MapLayer, MapLevels, Norm, finish_lift
+from eventful.ops.reference.maps import Lift, MapLayer, MapLevels
 from eventful.ops.scratch import scratch
 
 DENSE_SHARE = 0.78  # of a level's pixels; beyond it a dense convolution was faster when measured
@@ -88,31 +88,24 @@ def _neighbours(levels: MapLevels) -> Tensor:
 def lift_tokens_(
     out_: Tensor,
     tokens: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm: Norm | None,
-    gelu: bool,
+    lift: Lift,
     changed: Tensor,
     grid: tuple[int, int],
-    scale: int,
     place: int,
     slots: Tensor | None = None,
 ) -> None:
     """See `reference.lift_tokens_`."""
     if tokens.device.type != "cpu":
-        return reference.lift_tokens_(
-            out_, tokens, weight, bias, norm, gelu, changed, grid, scale, place, slots
-        )
+        return reference.lift_tokens_(out_, tokens, lift, changed, grid, place, slots)
     rows = range(len(changed)) if slots is None else slots.tolist()
-    wide = grid[1]
+    wide, scale = grid[1], lift.scale
     step = torch.arange(scale)
     corner = (step[:, None] * (wide * scale) + step).flatten()  # of the pixels of one token
     for stream, row in enumerate(rows):
         for token in changed[stream].nonzero()[:, 0].split(_CHUNK):  # type: ignore[no-untyped-call]
             if len(token) == 0:
                 continue
-            products = tokens[stream].index_select(0, token) @ weight
-            pixels = finish_lift(products, scale, bias, norm, gelu).flatten(0, 1)
+            pixels = lift.pixels(tokens[stream].index_select(0, token)).flatten(0, 1)
             first = (token // wide * scale) * (wide * scale) + token % wide * scale + place
             at = (first[:, None] + corner).flatten()
             out_[row].index_copy_(0, at, pixels.to(out_.dtype))

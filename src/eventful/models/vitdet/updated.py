@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from eventful import ops
-from eventful.ops import MapLayer, MapLevels
+from eventful.ops import Lift, MapLayer, MapLevels
 from eventful.rules.local import HeadMemory, conv_taps, lift_weight
 
 if TYPE_CHECKING:
@@ -96,39 +95,36 @@ def _update_inputs(
     """What enters the 3 x 3 convolutions of p2 to p5, brought up to date: (S, P, C)."""
     grid, slots = (changed.shape[1], changed.shape[2]), memory.state.slots
     finer = changed.repeat_interleave(2, 1).repeat_interleave(2, 2)
-    half = F.max_pool2d(tokens.transpose(1, 2).unflatten(2, grid), 2)
     halved = ops.changed_pixels(changed, MapLevels((levels.sizes[3],)), (0.5,), 0)
-    p2: Any = pyramid.p2
-    convs: list[Any] = [p2[4], pyramid.p3[1], pyramid.p4[0], pyramid.p5[1]]
     first, *lifts = memory.constant("lifts", lambda: _lifts(pyramid))
-    channels: int = convs[0].out_channels
     every = ops.changed_pixels(changed, levels, SCALES, 0)
-    pre = memory.open("pre", every, channels, tokens)
-    dim = first[0].shape[1] // 4
+    pre = memory.open("pre", every, lifts[0].weight.shape[1] // 4, tokens)
+    dim = first.weight.shape[1] // 4
     room = ops.scratch("pyramid p2", (len(tokens), 4 * tokens.shape[1], dim), tokens)
     between = tokens.new_empty(len(tokens), 4 * tokens.shape[1], dim) if room is None else room
-    flat = changed.flatten(1)
-    norm = (p2[1].weight, p2[1].bias, p2[1].eps)
-    ops.lift_tokens_(between, tokens, first[0], first[1], norm, True, flat, grid, 2, 0)
-    memory.note("p2 first", first[0].numel(), flat)
+    ops.lift_tokens_(between, tokens, first, changed.flatten(1), grid, 0)
+    memory.note("p2 first", first.weight.numel(), changed.flatten(1))
     inputs = (
-        ("p2", between, finer, 2),
-        ("p3", tokens, changed, 2),
-        ("p4", tokens, changed, 1),
-        ("p5", half.flatten(2).transpose(1, 2), halved.unflatten(1, levels.sizes[3]), 1),
+        ("p2", between, finer),
+        ("p3", tokens, changed),
+        ("p4", tokens, changed),
+        ("p5", _pooled(tokens, grid), halved.unflatten(1, levels.sizes[3])),
     )
-    for level, (name, x, moved, scale) in enumerate(inputs):
-        (weight, bias), conv = lifts[level], convs[level].norm
-        own, size = (conv.weight, conv.bias, conv.eps), (moved.shape[1], moved.shape[2])
-        ops.lift_tokens_(
-            pre, x, weight, bias, own, False, moved.flatten(1), size, scale,
-            levels.offsets[level], slots,
-        )  # fmt: skip
-        memory.note(name, weight.numel(), moved.flatten(1))
+    for level, (name, x, moved) in enumerate(inputs):
+        lift, size, flat = lifts[level], (moved.shape[1], moved.shape[2]), moved.flatten(1)
+        ops.lift_tokens_(pre, x, lift, flat, size, levels.offsets[level], slots)
+        memory.note(name, lift.weight.numel(), flat)
     return pre
 
 
-def _lifts(pyramid: SimpleFeaturePyramid) -> tuple[tuple[Tensor, Tensor | None], ...]:
+def _pooled(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The largest of each 2 x 2 tokens (B, n, D), in rows; a last odd row or column is left out."""
+    high, wide = grid[0] // 2, grid[1] // 2
+    even = tokens.unflatten(1, grid)[:, : 2 * high, : 2 * wide]
+    return even.unflatten(2, (wide, 2)).unflatten(1, (high, 2)).amax(dim=(2, 4)).flatten(1, 2)
+
+
+def _lifts(pyramid: SimpleFeaturePyramid) -> tuple[Lift, ...]:
     """Products: the first of p2, then what makes the input of each 3 x 3 convolution.
 
     A transposed convolution and the 1 x 1 convolution that follows it at once are one product.
@@ -136,12 +132,16 @@ def _lifts(pyramid: SimpleFeaturePyramid) -> tuple[tuple[Tensor, Tensor | None],
     p2, p3, p4, p5 = (
         cast(Any, stage) for stage in (pyramid.p2, pyramid.p3, pyramid.p4, pyramid.p5)
     )
+
+    def norm(of: Any) -> tuple[Tensor, Tensor, float]:
+        return of.weight, of.bias, of.eps
+
     return (
-        lift_weight(p2[0]),
-        lift_weight(p2[3], p2[4]),
-        lift_weight(p3[0], p3[1]),
-        (conv_taps(p4[0])[0], None),
-        (conv_taps(p5[1])[0], None),
+        Lift(*lift_weight(p2[0]), norm(p2[1]), gelu=True, scale=2),
+        Lift(*lift_weight(p2[3], p2[4]), norm(p2[4].norm), scale=2),
+        Lift(*lift_weight(p3[0], p3[1]), norm(p3[1].norm), scale=2),
+        Lift(conv_taps(p4[0])[0], norm=norm(p4[0].norm)),
+        Lift(conv_taps(p5[1])[0], norm=norm(p5[1].norm)),
     )
 
 

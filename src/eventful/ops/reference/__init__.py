@@ -41,6 +41,7 @@ from eventful.ops.reference.gates import (
     wanted_tokens,
 )
 from eventful.ops.reference.maps import (
+    Lift,
     MapLayer,
     MapLevels,
     changed_pixels,
@@ -96,6 +97,7 @@ __all__ = [
     "ContextMemory",
     "ExactMemory",
     "LayerNorm",
+    "Lift",
     "MapLayer",
     "MapLevels",
     "PickRule",

@@ -121,34 +121,54 @@ def update_maps_(
     _put_back(out_, after, slots)
 
 
-def lift_tokens_(
-    out_: Tensor,
-    tokens: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm: Norm | None,
-    gelu: bool,
-    changed: Tensor,
-    grid: tuple[int, int],
-    scale: int,
-    place: int,
-    slots: Tensor | None = None,
-) -> None:
-    """Write scale x scale pixels for each changed token; other places keep their bits.
+@dataclass(frozen=True, eq=False)
+class Lift:
+    """A product of each token that makes `scale` x `scale` pixels of it.
 
-    Args:
-        out_: (S, P, C'); the map of size `grid * scale` begins at pixel `place`.
-        tokens: (B, n, D), one row per stream b; they may be pixels of another map.
+    Attributes:
         weight: (D, scale * scale * C'), pixels row by row.
         bias: (C'); None without.
         norm: over C': weight and bias (C'), eps; None without.
         gelu: GELU behind it all.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    norm: Norm | None = None
+    gelu: bool = False
+    scale: int = 1
+
+    def pixels(self, tokens: Tensor) -> Tensor:
+        """Tokens (..., D) as (..., scale * scale, C')."""
+        products: Tensor = tokens @ self.weight
+        made = products.view(*products.shape[:-1], self.scale**2, -1)
+        if self.bias is not None:
+            made = made + self.bias
+        if self.norm is not None:
+            made = F.layer_norm(made, made.shape[-1:], *self.norm)
+        return F.gelu(made) if self.gelu else made
+
+
+def lift_tokens_(
+    out_: Tensor,
+    tokens: Tensor,
+    lift: Lift,
+    changed: Tensor,
+    grid: tuple[int, int],
+    place: int,
+    slots: Tensor | None = None,
+) -> None:
+    """Write the pixels of each changed token; other places keep their bits.
+
+    Args:
+        out_: (S, P, C'); the map of size `grid * scale` begins at pixel `place`.
+        tokens: (B, n, D), one row per stream b; they may be pixels of another map.
         changed: (B, n).
         grid: (h, w) of the tokens, n = h * w.
         slots: (B,) row of `out_` that belongs to each stream; None if row b does.
     """
-    high, wide = grid
-    pixels = finish_lift(tokens @ weight, scale, bias, norm, gelu)
+    (high, wide), scale = grid, lift.scale
+    pixels = lift.pixels(tokens)
     pixels = pixels.view(len(tokens), high, wide, scale, scale, -1)
     pixels = pixels.permute(0, 1, 3, 2, 4, 5).flatten(1, 4)  # (B, h * scale * w * scale, C')
     moved = changed.view(-1, high, 1, wide, 1).expand(-1, -1, scale, -1, scale).flatten(1)
@@ -156,18 +176,6 @@ def lift_tokens_(
     after = held(out_, slots).clone()
     after[:, span] = torch.where(moved[..., None], pixels.to(out_.dtype), after[:, span])
     _put_back(out_, after, slots)
-
-
-def finish_lift(
-    products: Tensor, scale: int, bias: Tensor | None, norm: Norm | None, gelu: bool
-) -> Tensor:
-    """Bias, norm and GELU of products (..., scale * scale * C'), as (..., scale * scale, C')."""
-    pixels = products.view(*products.shape[:-1], scale * scale, products.shape[-1] // scale**2)
-    if bias is not None:
-        pixels = pixels + bias
-    if norm is not None:
-        pixels = F.layer_norm(pixels, pixels.shape[-1:], *norm)
-    return F.gelu(pixels) if gelu else pixels
 
 
 def _put_back(out_: Tensor, rows: Tensor, slots: Tensor | None) -> None:

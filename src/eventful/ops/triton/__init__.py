@@ -14,6 +14,7 @@ from torch import Tensor
 from eventful.ops.reference import (
     ContextMemory,
     ExactMemory,
+    Lift,
     MapLayer,
     MapLevels,
     Picked,
@@ -376,22 +377,12 @@ def _update_maps(
 
 
 def _lift_tokens(
-    out_: Tensor,
-    tokens: Tensor,
-    weight: Tensor,
-    bias: object,
-    norm: object,
-    gelu: bool,
-    changed: Tensor,
-    grid: object,
-    scale: int,
-    *rest: object,
+    out_: Tensor, tokens: Tensor, lift: Lift, changed: Tensor, *rest: object
 ) -> str | None:
-    after = weight.shape[-1] // scale**2
-    if after > 512:
-        return "it has no room for more than 512 channels"
-    parts = (out_, weight, changed)
-    return _channels(out_, tokens, tokens.shape[-1], after, weight.dtype, parts)
+    weight, after = lift.weight, lift.weight.shape[-1] // lift.scale**2
+    if tokens.stride(-1) != 1:
+        return "the tokens' last axis is not contiguous"
+    return _channels(out_, tokens, tokens.shape[-1], after, weight.dtype, (out_, weight, changed))
 
 
 def _channels(

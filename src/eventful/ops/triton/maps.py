@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eventful.ops.reference.maps import MapLayer, MapLevels
+from eventful.ops.reference.maps import Lift, MapLayer, MapLevels
 from eventful.ops.triton.attention import precision
 from eventful.ops.triton.tiles import Tile, fitting
 
@@ -249,31 +249,27 @@ def _lift(
 def lift_tokens_(
     out_: Tensor,
     tokens: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm: tuple[Tensor, Tensor, float] | None,
-    gelu: bool,
+    lift: Lift,
     changed: Tensor,
     grid: tuple[int, int],
-    scale: int,
     place: int,
     slots: Tensor | None = None,
 ) -> None:
     """See `reference.lift_tokens_`."""
     batch, count, before = tokens.shape
-    after = weight.shape[-1] // scale**2
-    gain, shift, eps = (out_, out_, 0.0) if norm is None else norm
+    after = lift.weight.shape[-1] // lift.scale**2
+    gain, shift, eps = (out_, out_, 0.0) if lift.norm is None else lift.norm
     listed, counts = _listed(changed, (grid,))
 
     def launch(rows: int, lanes: int, num_warps: int, num_stages: int) -> None:
-        _lift[(triton.cdiv(batch * count, rows), scale**2)](
-            out_, tokens, weight, out_ if bias is None else bias, gain, shift, listed, counts,
-            counts if slots is None else slots,
+        _lift[(triton.cdiv(batch * count, rows), lift.scale**2)](
+            out_, tokens, lift.weight, out_ if lift.bias is None else lift.bias, gain, shift,
+            listed, counts, counts if slots is None else slots,
             grid[1], count, place, eps, out_.stride(0), tokens.stride(0), tokens.stride(1),
-            C_IN=before, C=after, N=max(16, triton.next_power_of_2(after)), SCALE=scale, M=rows,
-            K=_lanes(before, lanes), BIAS=bias is not None, NORM=norm is not None,
-            GELU=gelu, HAS_SLOTS=slots is not None, PRECISION=precision(tokens.dtype),
-            num_warps=num_warps, num_stages=num_stages,
+            C_IN=before, C=after, N=max(16, triton.next_power_of_2(after)), SCALE=lift.scale,
+            M=rows, K=_lanes(before, lanes), BIAS=lift.bias is not None,
+            NORM=lift.norm is not None, GELU=lift.gelu, HAS_SLOTS=slots is not None,
+            PRECISION=precision(tokens.dtype), num_warps=num_warps, num_stages=num_stages,
         )  # fmt: skip
 
     tiles = _TILES if after <= 256 else _TILES[1:]  # wider ones need too many registers
