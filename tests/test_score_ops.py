@@ -384,3 +384,21 @@ def test_why_triton_refuses():
     report = torch.zeros(1, ops.REPORT, dtype=torch.int32, device=DEVICE)
     rest = (one, torch.ones_like(picked.count), one, None, report)
     assert "places" in str(ops.why_not("triton", "estimate_error_", error, one, picked, *rest))
+
+
+@backends("differs", independent=True)
+@pytest.mark.parametrize("kind", [torch.int16, torch.int32])
+def test_differs(backend, kind):
+    """Elements anywhere in memory, one of which is then written to."""
+    held = torch.arange(4000, device=DEVICE).to(kind)
+    starts = (0, 700, 1999, 3000)
+    pieces = tuple(held[at : at + 600 : 2] for at in starts)
+    size = held.element_size()
+    places = [held.data_ptr() + (at + 2 * i) * size for at in starts for i in range(300)]
+    addresses, before = torch.tensor(places, device=DEVICE), torch.cat(pieces)
+    with eventful.use_backend(backend):
+        assert not ops.differs(pieces, before, addresses)
+        held[3001] += 1  # between two of them
+        assert not ops.differs(pieces, before, addresses)
+        held[3598] += 1  # the last one
+        assert ops.differs(pieces, before, addresses)

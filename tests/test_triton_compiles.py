@@ -25,6 +25,7 @@ from eventful.ops.triton import (  # noqa: E402
     exact,
     gates,
     interpreted,
+    maps,
     motion,
     nms,
     regions,
@@ -46,6 +47,9 @@ KINDS = {
     torch.int64: "*i64",
     torch.int32: "*i32",
     torch.uint8: "*u8",
+    torch.int8: "*i8",
+    torch.int16: "*i16",
+    torch.bool: "*i1",
 }
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 
@@ -238,6 +242,30 @@ def test_regions(compiled, kind):
     regions.align_regions(maps, (1 / 4, 1 / 8, 1 / 16, 1 / 32), torch.zeros(1, 300, 4), level, 7)
     regions.align_regions(maps[:2], (1 / 4, 1 / 8), torch.zeros(1, 300, 4), level, 14)
     assert compiled == ["_align_regions"] * 2
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, slow_kind], ids=str)
+def test_maps(compiled, kind):
+    levels = ops.MapLevels(((256, 256), (64, 64)))
+    x, changed = make(1, levels.pixels, 256, kind=kind), make(1, levels.pixels, kind=torch.bool)
+    norm = (make(2, 256, kind=kind), make(2, 256, kind=kind), 1e-6)
+    layer = ops.MapLayer(make(2, 9, 256, 256, kind=kind), norm=norm, relu=True)
+    maps.update_maps_(x, x, layer, changed, levels, SLOTS)
+    last = ops.MapLayer(make(1, 1, 256, 15, kind=kind), make(1, 15, kind=kind))
+    maps.update_maps_(make(1, levels.pixels, 15, kind=kind), x, last, changed, levels)
+    tokens, one = make(1, 4096, 768, kind=kind), make(384, kind=kind)
+    lift = ops.Lift(make(768, 4 * 384, kind=kind), one, (one, one, 1e-6), True, 2)
+    out, some = make(1, 4 * 4096, 384, kind=kind), make(1, 4096, kind=torch.bool)
+    maps.lift_tokens_(out, tokens, lift, some, (64, 64), 0)
+    maps.changed_pixels(some.view(1, 64, 64), levels, (4.0, 1.0), 3)
+    expected = {"_list_changed", "_update_maps", "_lift", "_changed_pixels"}
+    assert set(compiled) == expected
+
+
+def test_contrast_and_probe(compiled):
+    scores.contrast(make(2, 4096, 768))
+    rows.differs((), make(1200, kind=torch.int16), make(1200, kind=torch.int64))
+    assert compiled == ["_contrast", "_differs"]
 
 
 def test_the_largest_tiles_that_fit_are_found_once(monkeypatch):

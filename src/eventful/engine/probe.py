@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from eventful import ops
+
 
 class Probe:
     """A few elements of many tensors, read together.
@@ -28,7 +30,8 @@ class Probe:
             seen.add(id(tensor))
             for piece in _pieces(tensor):
                 groups.setdefault((piece.device, piece.dtype), []).append(piece)
-        self._groups = list(groups.values())
+        self._groups = [tuple(pieces) for pieces in groups.values()]
+        self._places = [_places(pieces) for pieces in self._groups]
 
     def values(self) -> list[Tensor]:
         """The elements as they are now, one tensor per device and width; never waits."""
@@ -40,8 +43,18 @@ class Probe:
 
     def difference(self, before: Sequence[Tensor]) -> list[Tensor]:
         """For each tensor of `values`, whether it differs, as a bool tensor () on its device."""
-        now = self.values()
-        return [(one != two).any() for one, two in zip(now, before, strict=True)]
+        each = zip(self._groups, before, self._places, strict=True)
+        return [ops.differs(pieces, seen, places) for pieces, seen, places in each]
+
+
+def _places(pieces: Sequence[Tensor]) -> Tensor:
+    """The addresses of all elements, where they are."""
+    found = [
+        piece.data_ptr() + place * piece.stride(0) * piece.element_size()
+        for piece in pieces
+        for place in range(len(piece))
+    ]
+    return torch.tensor(found).to(pieces[0].device)
 
 
 _RUN = 4  # elements of each piece

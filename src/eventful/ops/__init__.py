@@ -52,6 +52,7 @@ attend_windows = operation(_reference.attend_windows)
 carry = operation(_reference.carry)
 changed_pixels = operation(_reference.changed_pixels)
 contrast = operation(_reference.contrast)
+differs = operation(_reference.differs)
 error_norm = operation(_reference.error_norm)
 estimate_error_ = operation(_reference.estimate_error_)
 exchange_ = operation(_reference.exchange_)
@@ -103,6 +104,7 @@ __all__ = [
     "carry",
     "changed_pixels",
     "contrast",
+    "differs",
     "error_norm",
     "estimate_error_",
     "exchange_",

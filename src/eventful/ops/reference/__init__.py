@@ -68,6 +68,7 @@ from eventful.ops.reference.regions import (
 )
 from eventful.ops.reference.rows import (
     add_norm,
+    differs,
     gather,
     held,
     indices_of,
@@ -120,6 +121,7 @@ __all__ = [
     "changed_pixels",
     "context_part",
     "contrast",
+    "differs",
     "error_norm",
     "estimate_error_",
     "exchange_",

@@ -11,6 +11,17 @@ def take_slots(memory: Tensor, slots: Tensor) -> Tensor:
     return memory.index_select(0, slots)
 
 
+def differs(pieces: tuple[Tensor, ...], before: Tensor, addresses: Tensor) -> Tensor:
+    """Whether the elements of some tensors, one after another, differ from `before`: a bool ().
+
+    Args:
+        pieces: integers of one kind, on one device.
+        before: (n,) of the same kind.
+        addresses: (n,) int64, where in memory each element is.
+    """
+    return (torch.cat(pieces) != before).any()
+
+
 def held(memory: Tensor, slots: Tensor | None) -> Tensor:
     """The rows of a memory (S, ...) that B streams own: row `slots[b]`, or row b without slots."""
     return memory if slots is None else take_slots(memory, slots)

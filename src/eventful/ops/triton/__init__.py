@@ -20,7 +20,6 @@ from eventful.ops.reference import (
     Picked,
     PickRule,
     Ragged,
-    contrast,
     grey_picture,
 )
 from eventful.ops.triton.attention import attend, attend_lse, attend_partial
@@ -32,9 +31,10 @@ from eventful.ops.triton.motion import carry, match_blocks
 from eventful.ops.triton.nms import MOST_KEPT, keep_apart, suppress
 from eventful.ops.triton.regions import MOST_MAPS, align_regions
 from eventful.ops.triton.relative import relative_logits
-from eventful.ops.triton.rows import add_norm, swap_rows_, take_slots, write_rows_
+from eventful.ops.triton.rows import add_norm, differs, swap_rows_, take_slots, write_rows_
 from eventful.ops.triton.scores import (
     MOST_CHANGES,
+    contrast,
     estimate_error_,
     follow_change_,
     frame_score,
@@ -53,6 +53,7 @@ __all__ = [
     "carry",
     "changed_pixels",
     "contrast",
+    "differs",
     "error_norm",
     "estimate_error_",
     "exchange_",

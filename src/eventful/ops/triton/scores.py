@@ -257,3 +257,43 @@ def follow_change_(
         squares, counts, own, moved, taken,
         **has, KEPT=rules.KEPT, TILE=min(_TILE, triton.next_power_of_2(taken)), num_warps=4,
     )  # fmt: skip
+
+
+@triton.jit
+def _contrast(patches, out, taken, width, stride_b, stride_n, R: tl.constexpr, W: tl.constexpr):
+    """The sum of the variances of W channels over some patches."""
+    stream = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * W + tl.arange(0, W)
+    fits = column < width
+    patches += stream * stride_b + column
+    # Apart from the first one, so that equal patches have no contrast at all.
+    first = tl.load(patches, mask=fits, other=0.0).to(tl.float32)
+    total = tl.zeros([W], dtype=tl.float32)
+    for start in range(0, taken, R):
+        row = start + tl.arange(0, R)
+        there = (row < taken)[:, None] & fits[None, :]
+        at = patches[None, :] + row.to(tl.int64)[:, None] * stride_n
+        total += tl.sum(
+            tl.where(there, tl.load(at, mask=there).to(tl.float32) - first, 0.0), axis=0
+        )
+    mean = total / taken
+    spread = tl.zeros([W], dtype=tl.float32)
+    for start in range(0, taken, R):
+        row = start + tl.arange(0, R)
+        there = (row < taken)[:, None] & fits[None, :]
+        at = patches[None, :] + row.to(tl.int64)[:, None] * stride_n
+        apart = tl.where(there, tl.load(at, mask=there).to(tl.float32) - first - mean, 0.0)
+        spread += tl.sum(apart * apart, axis=0)
+    tl.store(out + stream * tl.num_programs(0) + tl.program_id(0), tl.sum(spread, axis=0) / taken)
+
+
+def contrast(patches: Tensor) -> Tensor:
+    """See `reference.contrast`."""
+    drawn = rules.spread_sample(patches)
+    batch, taken, width = drawn.shape
+    parts = triton.cdiv(width, 64)
+    out = torch.empty(batch, parts, device=patches.device)
+    _contrast[(parts, batch)](
+        drawn, out, taken, width, *drawn.stride()[:2], R=64, W=64, num_warps=4
+    )
+    return out.sum(dim=1).sqrt()
