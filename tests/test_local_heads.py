@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import eventful
-from backends import DEVICE, backends, make, poison  # noqa: F401
+from backends import DEVICE, backends, make, poison, triton  # noqa: F401
 from clips import moving_square
 from eventful import Config, Stream, StreamBatch, TopR, errors, ops
 from eventful.memory.slots import SlotPool, SlotState
@@ -102,6 +102,16 @@ def test_lift_tokens(backend, scale, slotted, full, poison):
     torch.testing.assert_close(found, expected, **CLOSE)
     assert torch.equal(found == before, expected == before)
     assert (found != before).any(dim=-1).sum() == changed.sum() * scale**2
+
+
+@pytest.mark.parametrize("backend", [triton])
+@pytest.mark.parametrize("reach", [0, 1, 3])
+@pytest.mark.parametrize(("grid", "share"), [((7, 9), 0.03), ((8, 5), 0.2), ((3, 2), 1.0)])
+def test_changed_pixels_by_a_kernel(backend, reach, grid, share):
+    levels, changed = pyramid_levels(grid), make(2, *grid, seed=3).sigmoid() < share
+    expected = reference.changed_pixels(changed, levels, SCALES, reach)
+    with eventful.use_backend(backend):
+        assert torch.equal(ops.changed_pixels(changed, levels, SCALES, reach), expected)
 
 
 def test_a_lift_is_the_transposed_convolution():

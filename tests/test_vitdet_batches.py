@@ -220,7 +220,7 @@ def test_proposals_of_a_batch_are_those_of_its_images(
         elif case == "crowded":
             codes.mul_(0.1)
     if chunks:
-        monkeypatch.setattr(reference.regions, "_MOST_PAIRS", 1)
+        monkeypatch.setattr(reference.regions, "_CACHED_PAIRS", 1)
         monkeypatch.setattr(reference.regions, "_MOST_BYTES", 1 << 20)
     lengths = set()
     for counts in ((2000, 1000), (60, 1000), (60, 15), (7, 3)):

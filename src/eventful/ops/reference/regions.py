@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 _MOST_PAIRS = 1 << 25  # IoUs computed at once for several sets
+_CACHED_PAIRS = 1 << 16  # of one set on a CPU: as many as its cache holds
 _MOST_BYTES = 1 << 30  # of the matrices of several sets that are kept until NMS has settled
 _CHUNK = 256  # boxes that `keep_apart` compares with one another
 
@@ -79,10 +80,13 @@ def _suppresses(boxes: Tensor, threshold: float, dtype: torch.dtype) -> Tensor:
     """(G, N, N): 1 where the first box is better than the second and overlaps it too much."""
     sets, count = boxes.shape[:2]
     found = boxes.new_empty((sets, count, count), dtype=dtype)
-    step = max(1, _MOST_PAIRS // max(1, count * count))
-    for some, part in zip(torch.split(boxes, step), torch.split(found, step), strict=True):
-        part.copy_((iou(some, some) > threshold).triu(1))
-    return found
+    pairs = _CACHED_PAIRS * sets if boxes.device.type == "cpu" else _MOST_PAIRS
+    step = max(1, pairs // max(1, sets * count))
+    columns = boxes.transpose(1, 2).contiguous().transpose(1, 2)  # each corner in a row of its own
+    for start in range(0, count, step):
+        some = slice(start, start + step)
+        found[:, some] = iou(columns[:, some], columns) > threshold
+    return found.triu_(1)
 
 
 def keep_apart(

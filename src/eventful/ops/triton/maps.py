@@ -19,7 +19,7 @@ from eventful.ops.triton.attention import precision
 from eventful.ops.triton.tiles import Tile, fitting
 
 _CHUNK = 1024  # pixels that a program lists
-_FEW = 128  # pixels that a program looks around
+_FEW = 32  # pixels that a program looks around
 _TILES: tuple[Tile, ...] = (
     {"rows": 128, "lanes": 64, "num_warps": 8, "num_stages": 3},
     {"rows": 64, "lanes": 64, "num_warps": 8, "num_stages": 3},

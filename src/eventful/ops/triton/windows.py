@@ -167,6 +167,7 @@ def _launch(
         TALL=tall, WIDE=wide, ROW_PAD=row_pad, TILES=triton.cdiv(tall, lanes // row_pad),
         HEAD=head, HEAD_PAD=max(16, triton.next_power_of_2(head)), M=rows, K=lanes,
         RELATIVE=relative is not None, PADDED=pad is not None, HAS_SLOTS=slots is not None,
-        PRECISION=precision(q.dtype), num_warps=4, num_stages=2,
+        PRECISION=precision(q.dtype), num_warps=tile.get("warps", 4),
+        num_stages=tile.get("stages", 2),
     )  # fmt: skip
     return out
