@@ -76,17 +76,24 @@ class DenseSpec:
         return whole
 
 
-def dense_paths(spec: DenseSpec, tick: Callable[[str], None] = lambda _: None) -> DensePaths:
+def dense_paths(
+    spec: DenseSpec, tick: Callable[[str], None] = lambda _: None, *, reset: bool = True
+) -> DensePaths:
     """Every path this device offers, in the example's precision or a lower one.
 
     A path that cannot be built, or differs from eager, is left out with a note. This package's own
     models resize their position tables once, for the example's size, as they do in a stream.
+
+    Args:
+        reset: forget what was compiled before, or models of earlier runs would use up the limit of
+            recompilations. Paths from before are not valid any more: a CUDA graph of compiled code
+            reads memory that goes with it.
     """
     found = DensePaths()
     height, width = spec.example.shape[-2:]
     spec = replace(spec, model=at_size(spec.model, (height, width)))
-    if spec.compiled:
-        torch.compiler.reset()  # models of earlier runs would use up the limit of recompilations
+    if spec.compiled and reset:
+        torch.compiler.reset()
     expected = spec.read(_no_grad(spec.model)(spec.example)).clone()
     for name, build in _recipes(spec, found):
         tick(f"building dense {name}")
@@ -184,6 +191,7 @@ def _graphed(model: Callable[[Tensor], Any], example: Tensor) -> Forward:
         graph.replay()
         return output
 
+    run.model = model  # type: ignore[attr-defined]  # its constants are read by the graph
     return run
 
 

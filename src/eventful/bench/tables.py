@@ -47,10 +47,11 @@ def short(records: Sequence[Record]) -> str:
     return "\n".join(parts)
 
 
-def runtimes(reports: Sequence[dict[str, Any]]) -> str:
-    """Times of the paper's systems, by machine; `reports` are those of `bench runtime`."""
+def runtimes(reports: Sequence[dict[str, Any]], experiment: str) -> str:
+    """Times of the systems of one experiment, by machine, of the reports of `bench runtime`."""
     groups: dict[str, list[str]] = {}
-    for report in sorted(reports, key=lambda report: report["settings"]["device"] == "cpu"):
+    chosen = [report for report in reports if report["experiment"] == experiment]
+    for report in sorted(chosen, key=lambda report: report["settings"]["device"] == "cpu"):
         where, settings = report["origin"], report["settings"]
         device = {"device": settings["device"], **where}
         dtype = _SHORT_DTYPE.get(settings["dtype"], settings["dtype"])

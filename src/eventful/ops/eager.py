@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eventful.ops import reference
-from eventful.ops.eager_attention import attend_lse, whole_bias
+from eventful.ops.eager_attention import attend_lse, key_bias, whole_bias
 from eventful.ops.eager_maps import lift_tokens_, update_maps_
 from eventful.ops.eager_motion import carry, match_blocks
 from eventful.ops.reference import (
@@ -366,11 +366,9 @@ def add_context_(
         if valid == 0:
             continue
         own, keys = slice(stream, stream + 1), slice(valid)
-        mask = reference.key_bias(
-            None if bias is None else bias[own, :, :, keys],
-            None if relative is None else (relative[0][own], relative[1][own]),
-            None if index is None else index[own, keys],
-        )
+        mask = None if bias is None else bias[own, :, :, keys]
+        if relative is not None and index is not None:
+            mask = key_bias(relative[0][own], relative[1][own], index[stream, keys])
         q = split_heads(memory.query[row : row + 1], memory.heads)
         lse = memory.lse[row : row + 1].transpose(1, 2)
         parts = []

@@ -72,3 +72,15 @@ def _on_cuda(
         q, k, v, mask, True, 0.0, False, scale=scale
     )
     return out, lse[..., :queries]  # the kernel pads the queries to a multiple of 32
+
+
+def key_bias(down: Tensor, across: Tensor, at: Tensor) -> Tensor:
+    """`reference.key_bias` of one stream, as a product with ones at the places of the keys.
+
+    It is exact, and several times faster than gathering.
+    """
+    tall, wide = down.shape[-1], across.shape[-1]
+    ones = down.new_zeros(len(at), tall + wide, dtype=torch.float32)
+    ones.scatter_(1, torch.stack([at // wide, tall + at % wide], dim=1), 1.0)
+    parts = torch.cat([down, across], dim=-1).transpose(1, 2).float()  # (1, H, N, kh + kw)
+    return parts @ ones.T

@@ -36,12 +36,13 @@ class Predictions:
     codes: list[Tensor]
 
 
-_anchors: dict[tuple[Any, torch.device], tuple[Tensor, ...]] = {}  # of the last few sizes
+# Of the first few sizes. None is given up again: recorded work may read it for ever.
+_anchors: dict[tuple[Any, torch.device], tuple[Tensor, ...]] = {}
 _MOST_ANCHORS = 8
 
 
 def anchors_of(grids: tuple[tuple[int, int], ...], device: torch.device) -> list[Tensor]:
-    """The anchors (n, 4) of each level; made once for maps of these sizes (h, w)."""
+    """The anchors (n, 4) of each level of maps of these sizes (h, w); usually made once."""
     known = _anchors.get((grids, device))
     if known is not None:
         return list(known)
@@ -54,9 +55,7 @@ def anchors_of(grids: tuple[tuple[int, int], ...], device: torch.device) -> list
         )
     # Work that is being recorded has no value before its first replay, and compiled code no memory.
     recorded = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if not recorded and not torch.compiler.is_compiling():
-        if len(_anchors) >= _MOST_ANCHORS:
-            _anchors.pop(next(iter(_anchors)))
+    if not recorded and not torch.compiler.is_compiling() and len(_anchors) < _MOST_ANCHORS:
         _anchors[grids, device] = made
     return list(made)
 

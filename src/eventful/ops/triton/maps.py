@@ -7,7 +7,7 @@ know how many there are, and the same launch serves any pattern of change.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 import triton
@@ -18,6 +18,7 @@ from eventful.ops.reference.maps import Lift, MapLayer, MapLevels
 from eventful.ops.triton.attention import precision
 from eventful.ops.triton.tiles import Tile, fitting
 
+# Tables of tiles are small and kept for ever: recorded work reads them.
 _CHUNK = 1024  # pixels that a program lists
 _FEW = 32  # pixels that a program looks around
 _TILES: tuple[Tile, ...] = (
@@ -28,7 +29,7 @@ _TILES: tuple[Tile, ...] = (
 )
 
 
-@lru_cache(maxsize=256)
+@cache
 def _table(sizes: tuple[tuple[int, int], ...], step: int, device: torch.device) -> Tensor:
     """(n, 5) parts of `step` places of each level: level, its first place, height, width, part."""
     rows, first = [], 0
@@ -186,7 +187,7 @@ def update_maps_(
     fitting(("maps", out_.device, x.dtype, before, after, taps), _TILES, launch)
 
 
-@lru_cache(maxsize=256)
+@cache
 def _blocks(
     sizes: tuple[tuple[int, int], ...], batch: int, rows: int, device: torch.device
 ) -> Tensor:
@@ -276,7 +277,7 @@ def lift_tokens_(
     fitting(("lift", out_.device, tokens.dtype, before, after), tiles, launch)
 
 
-@lru_cache(maxsize=256)
+@cache
 def _spread_table(
     sizes: tuple[tuple[int, int], ...], scales: tuple[float, ...], device: torch.device
 ) -> Tensor:

@@ -330,27 +330,29 @@ def _rows(
 
 def _fastest_dense(like: Variant, model: nn.Module, example: Tensor, macs: int, run: _Run) -> Entry:
     """The dense path with the shortest trial time, named in the label."""
-    name, best = _fastest(like, model, example, run)
+    name, best = _fastest(model, example, run)
     variant = Variant(f"Base model, {name}", DENSE, like.model, like.size)
     return Entry(Dense(best, macs), variant=variant)
 
 
 def _fastest_detector(like: Variant, model: ViTDet, example: Tensor, macs: int, run: _Run) -> Entry:
     """The fastest dense paths of a backbone and of the whole detector."""
-    inner, backbone = _fastest(like, model.backbone, example, run)
-    outer, whole = _fastest(like, model, example, run)
+    inner, backbone = _fastest(model.backbone, example, run)
+    outer, whole = _fastest(model, example, run, reset=False)
     label = outer if inner == outer else f"{outer}, backbone {inner}"
     variant = Variant(f"Base model, {label}", DENSE, like.model, like.size)
     return Entry(Dense(backbone, macs), variant=variant, whole=Dense(whole))
 
 
 def _fastest(
-    like: Variant, model: nn.Module, example: Tensor, run: _Run
+    model: nn.Module, example: Tensor, run: _Run, *, reset: bool = True
 ) -> tuple[str, Callable[[Tensor], Any]]:
     """Name and call of the dense path with the shortest trial time."""
     name = f"{type(model).__name__} at {example.shape[-1]} px"
     paths = dense_paths(
-        run.plan.dense_spec(model, example), lambda what: run.progress.stage(f"{name}: {what}")
+        run.plan.dense_spec(model, example),
+        lambda what: run.progress.stage(f"{name}: {what}"),
+        reset=reset,
     )
     best = min(paths.trial_ms, key=lambda path: paths.trial_ms[path])
     trials = ", ".join(f"{path} {ms:.3g} ms" for path, ms in paths.trial_ms.items())
