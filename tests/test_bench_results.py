@@ -162,7 +162,7 @@ def folder(plan, tmp_path, monkeypatch, capsys):
     bench.sweep(quick, ("r",), (2, 8), None, as_json=True)
     bench.sweep(quick, ("tokens",), (16, 36), None, as_json=True)
     bench.sweep(quick, ("depth", "batch"), (), None, as_json=True)
-    parts = ("bench", "runtime", "backbone", "default", "video", "growth")
+    parts = ("bench", "runtime", "systems", "backbone", "default", "video", "growth")
     marks = {"docs/benchmarks.md": parts, "README.md": ("bench",)}
     for page, names in marks.items():
         text = "".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in names)

@@ -74,7 +74,7 @@ def test_a_slow_runtime_benchmark_is_not_silent(monkeypatch, here) -> None:
     monkeypatch.setattr(progress, "EVERY", 0.02)
     monkeypatch.setattr(runtime, "_recogniser", lambda size, plan: tiny_models.recogniser())
 
-    def slow(spec, tick):
+    def slow(spec, tick, reset):
         tick("building dense eager")
         time.sleep(0.15)
         raise KeyboardInterrupt
