@@ -275,6 +275,18 @@ class Hidden:
     side: int = field(repr=False)
 
 
+@dataclass(frozen=True)
+class Silent:
+    side: int
+
+    def __repr__(self) -> str:
+        return "Silent"
+
+
+class Larger(Record):
+    """Holds more than its fields."""
+
+
 @dataclass
 class Loose:
     side: int
@@ -298,7 +310,10 @@ def test_calls_with_records_repeat_but_are_not_divided() -> None:
         assert not call(simple).divisible
     assert call([PLACES[0]]).key() == call([replace(PLACES[0])]).key()
     assert call([PLACES[0]]).key() != call([PLACES[1]]).key()
-    for other in (Hidden(3), Loose(3), Heavy(frame), [Heavy(frame)], Record):
+    for quiet in (Silent, Hidden):  # their texts do not say what they hold
+        assert call(quiet(1)).key() == call(quiet(1)).key()
+        assert call(quiet(1)).key() != call(quiet(2)).key()
+    for other in (Larger(3), Loose(3), Heavy(frame), [Heavy(frame)], Record):
         assert not call(other).repeatable
 
 

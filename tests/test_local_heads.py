@@ -15,7 +15,8 @@ from eventful.memory.slots import SlotPool, SlotState
 from eventful.memory.state import RowState
 from eventful.models.vitdet import ViTDet
 from eventful.models.vitdet.boxes import Padded, pyramid_level
-from eventful.models.vitdet.kept_regions import kept_regions
+from eventful.models.vitdet.kept_regions import RegionMemory, kept_regions
+from eventful.models.vitdet.pyramid import SimpleFeaturePyramid
 from eventful.models.vitdet.regions import pool_regions
 from eventful.models.vitdet.updated import SCALES, UpdatedMaps, pyramid_levels
 from eventful.ops import Lift, MapLayer, MapLevels, eager_maps, reference
@@ -618,6 +619,49 @@ def test_regions_of_another_box_or_frame_are_computed():
     nudged = boxes.clone()
     nudged[0, 1, 2] = torch.nextafter(nudged[0, 1, 2], torch.tensor(1e9))
     assert (kept_regions(nudged, boxes, still, levels) < 0).sum() == 1
+
+
+def test_places_without_a_region_match_nothing(model):
+    """In a cascade a region may be refined to the box that stands for no region."""
+    step = Step(Config.fast(), RowState(1), [], [False], {})
+    levels = pyramid_levels(GRID)
+    still = torch.zeros(1, levels.pixels, dtype=torch.bool)
+    made = []
+
+    def compute(regions: Padded) -> tuple[Tensor, Tensor]:
+        made.append(int(regions.valid.sum()))
+        sums = regions.boxes.sum(dim=-1).flatten(0, 1)[:, None]
+        return sums + 7, sums[..., None].expand(-1, 1, 4)
+
+    box = torch.tensor([1.0, 2, 8, 9])
+    for boxes, valid in (
+        (torch.stack([box, 0 * box])[None], torch.tensor([[True, False]])),
+        (torch.stack([box, 0 * box])[None], torch.tensor([[True, True]])),
+        (torch.stack([box, 0 * box])[None], torch.tensor([[True, True]])),
+    ):
+        memory = RegionMemory(HeadMemory(step, "heads"), still, levels)
+        logits, _ = memory.stage("stage 0", Padded(boxes, valid), compute, 1)
+    assert logits.tolist() == [[27.0], [7.0]]
+    assert made == [1, 1]  # nothing in the third frame
+
+
+def test_maps_that_a_caller_keeps_do_not_change(model):
+    """Only a whole ViTDet, which neither keeps nor writes them, sees the memory itself."""
+
+    class Maps(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone, self.pyramid = model.backbone, SimpleFeaturePyramid(32, 16).eval()
+
+        def forward(self, image: Tensor) -> list[Tensor]:
+            return list(self.pyramid(self.backbone(image)))
+
+    stream = Stream(eventful.convert(Maps().eval(), Config.fast(fallback=False)))
+    clip = moving_square(2, SIZE)
+    first = stream(clip[0])
+    kept = [part.clone() for part in first]
+    stream(clip[1])
+    assert all(map(torch.equal, first, kept))
 
 
 # --- a head of one's own (docs/heads.md) -----------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -89,7 +89,7 @@ class Call:
         rest: list[Any] = [self.method]
         for name, value in (*enumerate(self.args), *sorted(self.kwargs.items())):
             what = "frame" if value is self.frame else type(value).__name__
-            rest.append((name, what, repr(value) if _is_simple(value) else None))
+            rest.append((name, what, _text(value) if _is_simple(value) else None))
         return tuple(rest)
 
 
@@ -102,12 +102,24 @@ def _is_simple(value: Any) -> bool:
 
 
 def _is_record(value: Any) -> bool:
-    """Whether a value is a frozen dataclass that shows all it holds, as a detector's placement."""
+    """Whether a value is a frozen dataclass that holds its fields alone, as a placement does."""
     kind = type(value)
-    if not is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+    params = vars(kind).get("__dataclass_params__")  # a subclass may hold more than its fields
+    if params is None or not params.frozen:
         return False
-    # Made by `dataclass`, not by hand: two calls with the same text are the same.
-    return bool(kind.__dataclass_params__.repr) and all(each.repr for each in fields(kind))  # type: ignore[attr-defined]
+    held = getattr(value, "__dict__", None)
+    return held is None or held.keys() == {each.name for each in fields(kind)}
+
+
+def _text(value: Any) -> Any:
+    """A simple value for a key; of a record its fields, since its text may be anything."""
+    if isinstance(value, list | tuple):
+        return tuple(_text(entry) for entry in value)
+    if _is_record(value):
+        kind = type(value)
+        each = tuple((one.name, _text(getattr(value, one.name))) for one in fields(kind))
+        return (kind.__module__, kind.__qualname__, each)
+    return repr(value)
 
 
 def _has_records(value: Any) -> bool:

@@ -77,7 +77,7 @@ def _on_cuda(
 def key_bias(down: Tensor, across: Tensor, at: Tensor) -> Tensor:
     """`reference.key_bias` of one stream, as a product with ones at the places of the keys.
 
-    It is exact, and several times faster than gathering.
+    It is exact for finite numbers, and several times faster than gathering.
     """
     tall, wide = down.shape[-1], across.shape[-1]
     ones = down.new_zeros(len(at), tall + wide, dtype=torch.float32)

@@ -62,7 +62,9 @@ class RegionMemory:
             image, spot = some.valid.nonzero(as_tuple=True)
             filled[image, place[image, spot]] = new[image, spot]
             outputs.append(filled)
-        for name, value in zip(names, (boxes, *outputs), strict=True):
+        # What stands in places without a region was not computed: nothing may match it later.
+        stored = boxes.masked_fill(~valid[..., None], torch.nan)
+        for name, value in zip(names, (stored, *outputs), strict=True):
             self._memory.state.fill(self._memory.slot(name), value)
         self._memory.note(stage, macs, due)
         return outputs[0].flatten(0, 1), outputs[1].flatten(0, 1)
@@ -79,7 +81,8 @@ class RegionMemory:
 def kept_regions(boxes: Tensor, before: Tensor, changed: Tensor, levels: MapLevels) -> Tensor:
     """Which regions keep the outputs that a head made of them in the last frame.
 
-    A region is its box: of equal boxes on equal maps all outputs are equal.
+    A region is its box: of equal boxes on equal maps all outputs are equal. A box that is not
+    finite matches nothing.
 
     Args:
         boxes: (B, K, 4) in pixels of the image.
@@ -94,7 +97,8 @@ def kept_regions(boxes: Tensor, before: Tensor, changed: Tensor, levels: MapLeve
         return torch.full(boxes.shape[:2], -1, device=boxes.device)
     bits = [part.contiguous().view(torch.int32) for part in (boxes, before)]
     same = (bits[0][:, :, None] == bits[1][:, None]).all(dim=-1)
-    kept = same.any(dim=2) & (_changed_inside(boxes, changed, levels) == 0)
+    kept = same.any(dim=2) & boxes.isfinite().all(dim=-1)
+    kept = kept & (_changed_inside(boxes, changed, levels) == 0)
     return torch.where(kept, same.byte().argmax(dim=2), -1)
 
 

@@ -74,7 +74,7 @@ class ViTDet(nn.Module):
         super().__init__()
         self.config = config
         self.backbone = ViTDetBackbone(config.backbone)
-        self.pyramid = SimpleFeaturePyramid(config.backbone.dim, config.channels)
+        self.pyramid = SimpleFeaturePyramid(config.backbone.dim, config.channels, lends=True)
         self.rpn = RPN(config.channels, keep_before=config.candidates, keep_after=config.proposals)
         self.heads = RegionHeads(config.channels, config.heads, config.proposals[1])
 

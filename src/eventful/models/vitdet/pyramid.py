@@ -40,10 +40,15 @@ class ConvNorm(nn.Conv2d):
 
 
 class SimpleFeaturePyramid(nn.Module):
-    """(B, D, h, w) at stride 16 to p2-p6 (B, C, ...) at strides 4, 8, 16, 32, 64."""
+    """(B, D, h, w) at stride 16 to p2-p6 (B, C, ...) at strides 4, 8, 16, 32, 64.
 
-    def __init__(self, dim: int, channels: int = 256) -> None:
+    Args:
+        lends: in a stream, return its memory itself, for a caller that neither keeps nor writes it.
+    """
+
+    def __init__(self, dim: int, channels: int = 256, *, lends: bool = False) -> None:
         super().__init__()
+        self.lends = lends
 
         def smooth(before: int) -> list[nn.Module]:
             return [ConvNorm(before, channels, 1), ConvNorm(channels, channels, 3)]
@@ -71,7 +76,10 @@ class SimpleFeaturePyramid(nn.Module):
         plain = not more and memory.takes(batch, grid, image) and min(grid) > 1
         if not plain or not plain_parts(self, _PARTS):
             return None
-        return update_pyramid(self, memory, image)
+        maps = update_pyramid(self, memory, image)
+        if not self.lends or self._forward_hooks:
+            maps[:] = [part.clone() for part in maps]
+        return maps
 
     def step_bytes(self, grid: tuple[int, int], dtype: torch.dtype) -> int:
         """Bytes held for one stream with a grid (h, w) of tokens."""

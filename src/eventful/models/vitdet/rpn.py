@@ -55,7 +55,8 @@ def anchors_of(grids: tuple[tuple[int, int], ...], device: torch.device) -> list
         )
     # Work that is being recorded has no value before its first replay, and compiled code no memory.
     recorded = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if not recorded and not torch.compiler.is_compiling() and len(_anchors) < _MOST_ANCHORS:
+    plain = type(made[0]) is Tensor and not torch.compiler.is_compiling()
+    if plain and not recorded and len(_anchors) < _MOST_ANCHORS:
         _anchors[grids, device] = made
     return list(made)
 

@@ -26,8 +26,8 @@ def _key_bias(below, aside, at, width, DOWN: tl.constexpr, ACROSS: tl.constexpr,
               PRECISION: tl.constexpr):  # fmt: skip
     """Relative position of a tile of queries to the keys `at` some places, in fp32.
 
-    A product with ones where a key is, which is exact and several times faster than gathering: the
-    keys are anywhere in the grid.
+    A product with ones where a key is. It is exact for finite numbers, but for TF32 where the user
+    allows it, and several times faster than gathering: the keys are anywhere in the grid.
     """
     row = (tl.arange(0, DOWN)[:, None] == (at // width)[None, :]).to(below.dtype)
     column = (tl.arange(0, ACROSS)[:, None] == (at % width)[None, :]).to(aside.dtype)
