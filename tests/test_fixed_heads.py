@@ -331,3 +331,14 @@ def test_streams_that_join_late_share_their_output() -> None:
         for i, stream in enumerate(alone):
             same(together[i], stream(pair[i : i + 1])[0])
             assert len(together[i])
+
+
+def test_anchors_of_a_dry_run_are_not_kept() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from eventful.models.vitdet.rpn import anchors_of
+
+    grids, device = ((17, 3), (8, 1), (4, 1), (2, 1), (1, 1)), torch.device("cpu")
+    with FakeTensorMode():
+        anchors_of(grids, device)
+    assert type(anchors_of(grids, device)[0]) is Tensor
