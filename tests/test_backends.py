@@ -11,7 +11,7 @@ import torch
 
 import eventful
 import test_context_ops  # noqa: F401 - what it compares counts here too
-import test_local_heads  # noqa: F401
+import test_map_ops  # noqa: F401
 import test_score_ops  # noqa: F401
 from backends import (  # noqa: F401
     COMPARED,

@@ -21,7 +21,7 @@ TESTS = Path(__file__).parent
 FILES = (
     "test_backends.py",
     "test_context_ops.py",
-    "test_local_heads.py",
+    "test_map_ops.py",
     "test_motion_ops.py",
     "test_packed.py",
     "test_pick_floor.py",

@@ -29,12 +29,9 @@ def fingerprint(session: Session) -> str:
     """A digest of names, shapes and values in trunks and heads, the same on every device."""
 
     def parts() -> Iterator[str | bytes]:
-        for name, (trunk, _) in sorted(session.trunks.items()):
-            for key, tensor in sorted(trunk.state_dict().items()):
-                yield f"{name}/{key}:{tuple(tensor.shape)}:{tensor.dtype}"
-                yield _checksum(tensor)
-        for name, head in sorted(session.heads.items()):
-            for key, tensor in sorted(head.state_dict().items()):
+        trunks = ((name, trunk) for name, (trunk, _) in sorted(session.trunks.items()))
+        for name, module in (*trunks, *sorted(session.heads.items())):
+            for key, tensor in sorted(module.state_dict().items()):
                 yield f"{name}/{key}:{tuple(tensor.shape)}:{tensor.dtype}"
                 yield _checksum(tensor)
 

@@ -80,8 +80,8 @@ def _suppresses(boxes: Tensor, threshold: float, dtype: torch.dtype) -> Tensor:
     """(G, N, N): 1 where the first box is better than the second and overlaps it too much."""
     sets, count = boxes.shape[:2]
     found = boxes.new_empty((sets, count, count), dtype=dtype)
-    pairs = _CACHED_PAIRS * sets if boxes.device.type == "cpu" else _MOST_PAIRS
-    step = max(1, pairs // max(1, sets * count))
+    pairs = _CACHED_PAIRS if boxes.device.type == "cpu" else _MOST_PAIRS // max(1, sets)
+    step = max(1, pairs // max(1, count))
     columns = boxes.transpose(1, 2).contiguous().transpose(1, 2)  # each corner in a row of its own
     for start in range(0, count, step):
         some = slice(start, start + step)

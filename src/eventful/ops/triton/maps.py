@@ -1,8 +1,9 @@
 """Kernels for maps of pixels of which few change: convolutions and products of those alone.
 
-The changed pixels of all streams are listed on the device, level by level. Every 64 places of a
+The changed pixels of all streams are listed on the device, level by level. Every few places of a
 list have a program, and one beyond the end of its list ends at once. So the host does not have to
-know how many there are, and the same launch serves any pattern of change.
+know how many there are, and the same launch serves any pattern of change. Tables of these parts
+are kept for ever (they are small), because recorded work reads them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from eventful.ops.reference.maps import Lift, MapLayer, MapLevels
 from eventful.ops.triton.attention import precision
 from eventful.ops.triton.tiles import Tile, fitting
 
-# Tables of tiles are small and kept for ever: recorded work reads them.
 _CHUNK = 1024  # pixels that a program lists
 _FEW = 32  # pixels that a program looks around
 _TILES: tuple[Tile, ...] = (
@@ -30,11 +30,16 @@ _TILES: tuple[Tile, ...] = (
 
 
 @cache
-def _table(sizes: tuple[tuple[int, int], ...], step: int, device: torch.device) -> Tensor:
-    """(n, 5) parts of `step` places of each level: level, its first place, height, width, part."""
+def _parts(
+    sizes: tuple[tuple[int, int], ...], batch: int, step: int, device: torch.device
+) -> Tensor:
+    """(n, 5) parts of the levels of some streams: level, first pixel, height, width, part.
+
+    A part is `step` of the places of a level, which has as many in each stream as it has pixels.
+    """
     rows, first = [], 0
     for level, (height, width) in enumerate(sizes):
-        parts = -(-height * width // step)
+        parts = -(-batch * height * width // step)
         rows += [[level, first, height, width, part] for part in range(parts)]
         first += height * width
     return torch.tensor(rows, dtype=torch.int32).to(device)
@@ -68,7 +73,7 @@ def _listed(changed: Tensor, sizes: tuple[tuple[int, int], ...]) -> tuple[Tensor
     batch, pixels = changed.shape
     listed = torch.empty(batch * pixels, dtype=torch.int32, device=changed.device)
     counts = torch.zeros(len(sizes), dtype=torch.int32, device=changed.device)
-    table = _table(sizes, _CHUNK, changed.device)
+    table = _parts(sizes, 1, _CHUNK, changed.device)
     _list_changed[(len(table), batch)](
         changed, listed, counts, table, pixels, batch, CHUNK=_CHUNK, num_warps=4
     )
@@ -172,7 +177,7 @@ def update_maps_(
     batch = len(changed)
 
     def launch(rows: int, lanes: int, num_warps: int, num_stages: int) -> None:
-        table = _blocks(levels.sizes, batch, rows, out_.device)
+        table = _parts(levels.sizes, batch, rows, out_.device)
         _update_maps[(len(table),)](
             out_, x, layer.weight, bias, gain, shift, listed, counts,
             counts if slots is None else slots, table,
@@ -185,19 +190,6 @@ def update_maps_(
         )  # fmt: skip
 
     fitting(("maps", out_.device, x.dtype, before, after, taps), _TILES, launch)
-
-
-@cache
-def _blocks(
-    sizes: tuple[tuple[int, int], ...], batch: int, rows: int, device: torch.device
-) -> Tensor:
-    """As `_table`, of the lists of all streams."""
-    found, first = [], 0
-    for level, (height, width) in enumerate(sizes):
-        parts = -(-batch * height * width // rows)
-        found += [[level, first, height, width, part] for part in range(parts)]
-        first += height * width
-    return torch.tensor(found, dtype=torch.int32).to(device)
 
 
 def _lanes(channels: int, most: int) -> int:

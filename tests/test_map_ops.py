@@ -1,0 +1,77 @@
+"""Operations on maps of which few pixels change, in every backend against the reference."""
+
+# ruff: noqa: F811  (fixtures come by import)
+from __future__ import annotations
+
+import pytest
+import torch
+
+import eventful
+from backends import DEVICE, backends, make, poison, triton  # noqa: F401
+from eventful import ops
+from eventful.models.vitdet.updated import SCALES, pyramid_levels
+from eventful.ops import Lift, MapLayer, MapLevels, reference
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+LEVELS = MapLevels(((12, 7), (5, 3), (1, 1), (2, 9)))
+
+
+def map_layer(taps: int, entries: int, **options) -> MapLayer:
+    weight = make(entries, taps, 16, 5, seed=1) / 4
+    norm = (make(entries, 5, seed=3), make(entries, 5, seed=4), 1e-6)
+    return MapLayer(weight, make(entries, 5, seed=2), norm if options.get("norm") else None,
+                    options.get("relu", False))  # fmt: skip
+
+
+@backends("update_maps_")
+@pytest.mark.parametrize("taps", [9, 1])
+@pytest.mark.parametrize("options", [{"norm": True}, {"relu": True}], ids=str)
+@pytest.mark.parametrize(("share", "slotted"), [(0.2, False), (0.2, True), (0.9, True), (0, False)])
+def test_update_maps(backend, taps, options, share, slotted, poison):
+    entries = 3 if "norm" in options else 1  # the last entry serves the last two levels
+    layer = map_layer(taps, entries, **options)
+    x, before = (make(4, LEVELS.pixels, width, seed=7) for width in (16, 5))
+    slots = torch.tensor([3, 1], device=DEVICE) if slotted else None
+    x, before = (x, before) if slotted else (x[:2], before[:2])
+    changed = make(2, LEVELS.pixels, seed=8).sigmoid() < share
+    expected, found = before.clone(), before.clone()
+    reference.update_maps_(expected, x, layer, changed, LEVELS, slots)
+    with eventful.use_backend(backend):
+        ops.update_maps_(found, x, layer, changed, LEVELS, slots)
+    torch.testing.assert_close(found, expected, **CLOSE)
+    kept = torch.ones(before.shape[:2], dtype=torch.bool, device=DEVICE)
+    kept[slice(None) if slots is None else slots] = ~changed
+    assert torch.equal(found[kept], before[kept])
+
+
+@backends("lift_tokens_")
+@pytest.mark.parametrize("scale", [1, 2])
+@pytest.mark.parametrize("slotted", [False, True])
+@pytest.mark.parametrize("full", [False, True])
+def test_lift_tokens(backend, scale, slotted, full, poison):
+    grid, place = (3, 5), 4
+    tokens, weight = make(2, 15, 16, seed=1), make(16, scale * scale * 7, seed=2)
+    bias = make(7, seed=3) if full else None
+    norm = (make(7, seed=4), make(7, seed=5), 1e-6) if full else None
+    before = make(4 if slotted else 2, place + 15 * scale**2 + 3, 7, seed=6)
+    slots = torch.tensor([3, 1], device=DEVICE) if slotted else None
+    changed = make(2, 15, seed=8) > 0
+    expected, found = before.clone(), before.clone()
+    call = (tokens, Lift(weight, bias, norm, full, scale), changed, grid, place, slots)
+    reference.lift_tokens_(expected, *call)
+    with eventful.use_backend(backend):
+        ops.lift_tokens_(found, *call)
+    torch.testing.assert_close(found, expected, **CLOSE)
+    assert torch.equal(found == before, expected == before)
+    assert (found != before).any(dim=-1).sum() == changed.sum() * scale**2
+
+
+@pytest.mark.parametrize("backend", [triton])
+@pytest.mark.parametrize("reach", [0, 1, 3])
+@pytest.mark.parametrize(("grid", "share"), [((7, 9), 0.03), ((8, 5), 0.2), ((3, 2), 1.0)])
+def test_changed_pixels_by_a_kernel(backend, reach, grid, share):
+    levels, changed = pyramid_levels(grid), make(2, *grid, seed=3).sigmoid() < share
+    expected = reference.changed_pixels(changed, levels, SCALES, reach)
+    with eventful.use_backend(backend):
+        assert torch.equal(ops.changed_pixels(changed, levels, SCALES, reach), expected)
