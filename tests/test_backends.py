@@ -78,7 +78,7 @@ def rule_of(batch: int, *, seed: int = 0, **changes) -> ops.PickRule:
 
 @backends("pick")
 @pytest.mark.parametrize(
-    ("tokens", "width"), [(7, 7), (50, 12), (197, 64), also(196, 1), also(300, 299)]
+    ("tokens", "width"), [(7, 7), (50, 12), also(197, 64), also(196, 1), also(300, 299)]
 )
 @pytest.mark.parametrize(
     "forced",
@@ -200,6 +200,83 @@ def test_take_slots(backend, kind, shape, poison):
         assert torch.equal(ops.take_slots(memory, slots), memory[slots])
 
 
+@pytest.mark.parametrize("backend", ["reference", triton])
+@kinds
+@pytest.mark.parametrize("shape", [(5, 7), (3, 40, 129), ()])
+@pytest.mark.parametrize("good", [None, [True, False, True]])
+def test_fill_slots(backend, kind, shape, good):
+    memory, values = make(6, *shape, kind=kind), make(3, *shape, kind=kind, seed=2)
+    slots, expected = torch.tensor([4, 0, 5], device=DEVICE), memory.clone()
+    for stream, slot in enumerate((4, 0, 5)):
+        if good is None or good[stream]:
+            expected[slot] = values[stream]
+    mask = None if good is None else torch.tensor(good, device=DEVICE)
+    with eventful.use_backend(backend):
+        ops.fill_slots_(memory, values, slots, mask)
+    assert torch.equal(memory, expected)
+
+
+@pytest.mark.parametrize("backend", ["reference", triton])
+@kinds
+@pytest.mark.parametrize("width", [1, 129])
+@pytest.mark.parametrize("good", [None, [True, False, True]])
+def test_renew_rows(backend, kind, width, good):
+    """Bits are compared: the zero of another sign differs, the same NaN does not."""
+    memory, slots = make(6, 70, width, kind=kind), torch.tensor([4, 0, 5], device=DEVICE)
+    memory[4, 3], memory[4, 4], memory[5, 69] = 0.0, torch.nan, torch.inf
+    rows = memory[slots]
+    rows[0, 3], rows[1, 8, -1], rows[2, [0, 68]] = -0.0, 9.0, 7.0
+    before = memory.clone()
+    mask = None if good is None else torch.tensor(good, device=DEVICE)
+    with eventful.use_backend(backend):
+        found = ops.renew_rows_(memory, rows, slots, mask)
+    expected = [(0, 3), (1, 8), (2, 0), (2, 68)]
+    expected = [at for at in expected if good is None or good[at[0]]]
+    assert [tuple(at) for at in found.nonzero().tolist()] == expected
+    for stream, slot in enumerate((4, 0, 5)):
+        if good is None or good[stream]:
+            before[slot] = rows[stream]
+    bits = {2: torch.int16, 4: torch.int32}[memory.dtype.itemsize]
+    assert torch.equal(memory.view(bits), before.view(bits))
+
+
+@pytest.mark.parametrize("backend", [triton])
+@kinds
+@pytest.mark.parametrize("shape", [(1, 256), (33, 7), (9, 1000)])
+def test_norm_relu(backend, kind, shape):
+    rows, weight, bias = make(*shape, kind=kind), make(shape[1], seed=1), make(shape[1], seed=2)
+    rows[0, 0] = torch.nan
+    weight, bias = weight.to(kind), bias.to(kind)
+    expected = reference.norm_relu(rows.double(), weight.double(), bias.double(), 1e-6)
+    with eventful.use_backend(backend):
+        found = ops.norm_relu(rows, weight, bias, 1e-6)
+    assert found[0].isnan().all()
+    close(found[1:], expected[1:], kind)
+
+
+@pytest.mark.parametrize("backend", [triton])
+@kinds
+@pytest.mark.parametrize(("grid", "heads", "head"), [((3, 5), 3, 16), ((16, 11), 12, 20)])
+@pytest.mark.parametrize("slotted", [True, False])
+def test_relative_logits_of_all(backend, kind, grid, heads, head, slotted):
+    """Keys may be fewer than queries along an axis: they are pooled."""
+    (height, width), tokens = grid, grid[0] * grid[1]
+    memory = make(4, tokens, heads * head, kind=kind)
+    slots = torch.tensor([3, 1], device=DEVICE) if slotted else None
+    rows = make(height, (height + 1) // 2, head, kind=kind, seed=1)
+    columns = make(width, width, head, kind=kind, seed=2)
+    q = ops.split_heads(memory if slots is None else memory[slots], heads)
+    every = torch.arange(tokens, device=DEVICE)[None]
+    parts = [part.double() for part in (q, rows, columns)]
+    expected = reference.relative_logits(*parts, every)
+    with eventful.use_backend(backend):
+        found = ops.relative_logits_all(memory, heads, rows, columns, slots)
+    whole = reference.relative_logits_all(memory, heads, rows, columns, slots)
+    for a, b, c in zip(found, whole, expected, strict=True):
+        close(a, c, kind)
+        close(b, c, kind)
+
+
 @backends("add_norm")
 @kinds
 @pytest.mark.parametrize("affine", [True, False])
@@ -310,6 +387,53 @@ def test_windows(backend, kind, grid, relative, known, poison):
     if known:
         found, expected = (torch.cat([x[0], x[1][:, :4]], dim=1) for x in (found, expected))
     close(found, expected, kind)
+
+
+@backends("attend_windows")
+@pytest.mark.parametrize("side", [8, also(20)])
+def test_crowded_windows(backend, side, poison):
+    """More queries of a window than a tile has rows, and more places than are read at once."""
+    grid, heads, head = (side, side + 3), 2, 16
+    windows = ops.WindowGrid(grid, (side, side))
+    tokens = grid[0] * grid[1]
+    index = tokens_of(2, tokens - 5, tokens)
+    q = make(2, tokens - 5, heads * head)
+    memory = [make(2, tokens, heads * head, seed=s) for s in (1, 2)]
+    pad = tuple(make(heads * head, seed=s) for s in (5, 6))
+    q, k, v = (ops.split_heads(part, heads) for part in (q, *memory))
+    expected = reference.attend_windows(
+        *[part.double() for part in (q, k, v)], 0.3, windows, index, None, pad
+    )
+    with eventful.use_backend(backend):
+        found = ops.attend_windows(q, k, v, 0.3, windows, index, None, pad)
+    close(found, expected, torch.float32)
+
+
+@backends("attend_windows", independent=True)
+@pytest.mark.parametrize("relative", [True, False])
+def test_windows_that_end_at_the_border(backend, relative):
+    """Each query meets the tokens of its window that are in the grid, and nothing else."""
+    grid, heads, head, count = (5, 7), 2, 16, 9
+    windows = ops.WindowGrid(grid, (4, 4))
+    index = tokens_of(1, count, grid[0] * grid[1])
+    index[0, -1] = grid[0] * grid[1] - 1  # in the window of 1 x 3 tokens at the corner
+    q = ops.split_heads(make(1, count, heads * head), heads)
+    k, v = (ops.split_heads(make(1, 35, heads * head, seed=s), heads) for s in (1, 2))
+    table, found = make(4, 4, head, seed=8), ops.window_map(windows, torch.device(DEVICE))
+    place = found.place_of[index]
+    parts = reference.relative_logits(q, table, table.flip(0), place) if relative else None
+    with eventful.use_backend(backend):
+        result = ops.attend_windows(q, k, v, 0.3, windows, index, parts)
+    for i, token in enumerate(index[0].tolist()):
+        keys = (found.window_of == found.window_of[token]).nonzero().flatten()
+        logits = torch.einsum("hd,hnd->hn", q[0, :, i], k[0, :, keys]) * 0.3
+        if parts is not None:
+            down, across = (part[0, i] for part in parts)
+            at = found.place_of[keys]
+            logits = logits + down[:, at // 4] + across[:, at % 4]
+        expected = torch.einsum("hn,hnd->hd", logits.softmax(dim=-1), v[0, :, keys])
+        close(result[0, :, i], expected, torch.float32)
+    assert len(keys) == 3
 
 
 class TestExact:

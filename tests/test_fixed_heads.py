@@ -17,9 +17,19 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 import eventful
 from clips import moving_square
 from eventful import ops
+from eventful.engine import plan
 from eventful.engine.call import Call
 from eventful.engine.shaped import _cloned
-from eventful.models.vitdet import Detections, Found, Placement, ViTDet, boxes, heads, regions
+from eventful.models.vitdet import (
+    Detections,
+    Found,
+    Placement,
+    ViTDet,
+    boxes,
+    heads,
+    regions,
+    rpn,
+)
 from eventful.models.vitdet.heads import HeadConfig, RegionHeads
 from fixed_heads import literal_detections, literal_pick
 from test_vitdet import tiny
@@ -111,7 +121,7 @@ def test_picked_are_those_of_each_image(
     case: str, columns: int, fixed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if fixed:
-        monkeypatch.setattr(heads, "_largest", lambda count, places: places)
+        monkeypatch.setattr(heads, "_used", lambda values, none: values.shape[1])
     sizes, lengths = [(90, 70), (64, 100), (100, 100)], set()
     for limit in (7, 120):
         config = HeadConfig(5, convs=0, hidden=4, shared_boxes=columns == 1, detections=limit)
@@ -120,7 +130,8 @@ def test_picked_are_those_of_each_image(
         valid = torch.ones(3, 90, dtype=torch.bool)
         valid[0, 80:] = False
         valid[2, :] = case != "empty"
-        picked = model._pick(found, scores, valid, torch.tensor(sizes))
+        floor = config.score_threshold
+        picked = model._pick(*ops.candidates(found, scores, valid, torch.tensor(sizes), floor))
         assert picked.boxes.shape == (3, limit, 4)
         assert not picked.boxes[~picked.valid].any()
         assert not picked.scores[~picked.valid].any()
@@ -180,7 +191,7 @@ def aside(operation: Callable) -> Callable:
 @contextlib.contextmanager
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing may wait but the operations that have kernels of their own."""
-    monkeypatch.setattr(heads, "_largest", lambda count, places: places)
+    monkeypatch.setattr(heads, "_used", lambda values, none: values.shape[1])
     monkeypatch.setattr(regions, "compiled_ops", lambda: None)
     for name in ("suppress", "keep_apart", "align_regions"):
         monkeypatch.setattr(ops, name, aside(getattr(ops, name)))
@@ -331,6 +342,33 @@ def test_streams_that_join_late_share_their_output() -> None:
         for i, stream in enumerate(alone):
             same(together[i], stream(pair[i : i + 1])[0])
             assert len(together[i])
+
+
+@pytest.mark.parametrize(
+    "cascade", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["faster", "cascade"]
+)
+def test_a_step_as_on_a_device_finds_the_same(
+    cascade: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The streams have slots of a memory, and proposals are made from it for all levels at once."""
+    found: dict[str, list[list[Detections]]] = {"host": [], "device": []}
+    for way, made in found.items():
+        if way == "device":
+            monkeypatch.setattr(plan, "DEVICES", {"cpu"})
+            monkeypatch.setattr(rpn, "_on_device", lambda rows: True)
+        config = eventful.Config.fast(eventful.TopR(9), fallback=False, scene_cut=None)
+        batch = eventful.StreamBatch(eventful.convert(tiny(cascade), config), check="sync")
+        frames = moving_square(3, (96, 96), batch=3)
+        for name in "abc":
+            batch.join(name)
+        batch(frames[0])
+        batch.leave("a")  # from now on rows of the batch are not those of the memory
+        made += [list(batch(frame[1:])) for frame in frames[1:]]
+    assert len(found["host"]) == 2
+    for one, other in zip(found["device"], found["host"], strict=True):
+        assert all(len(part) for part in other)
+        for got, wanted in zip(one, other, strict=True):
+            same(got, wanted)
 
 
 def test_anchors_of_a_dry_run_are_not_kept() -> None:

@@ -13,7 +13,9 @@ import eventful
 import tiny_models
 from eventful import ops
 from eventful.models.vitdet import Detections, Found, Placement, ViTDet
-from eventful.ops import reference
+from eventful.models.vitdet.rpn import all_anchors
+from eventful.models.vitdet.updated import pyramid_levels
+from eventful.ops import MapLevels, reference
 from test_fixed_heads import PLACES, crowded
 from test_region_ops import some_boxes
 from tolerances import BOXES, SCORES, limit
@@ -87,6 +89,110 @@ def test_regions_at_their_real_size_are_those_of_the_cpu(output: int, dtype: tor
     torch.testing.assert_close(got.float().cpu(), wanted.float(), atol=bound, rtol=bound)
 
 
+def on_device(values: object) -> object:
+    """A copy of tensors, in tuples or alone, on the device."""
+    if isinstance(values, tuple):
+        return tuple(on_device(part) for part in values)
+    return values.cuda() if isinstance(values, Tensor) else values
+
+
+def served(name: str, *given: object) -> tuple[Tensor, ...]:
+    """What the kernel of an operation gives, without a wait, brought back to the host."""
+    moved = on_device(given)
+    with eventful.use_backend("triton"):
+        getattr(ops, name)(*moved)  # compiles
+        with no_waits():
+            found = getattr(ops, name)(*moved)
+    return tuple(part.cpu() for part in (found if isinstance(found, tuple) else (found,)))
+
+
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_proposals_at_their_real_size_are_those_of_the_cpu(images: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    levels, slots = pyramid_levels((64, 64)), torch.arange(images).flip(0)
+    rows = torch.randn(images, levels.pixels, 15).to(dtype)
+    rows[0, ::7, 3] = torch.nan
+    rows[0, ::11, 0] = torch.inf
+    wanted = reference.level_logits(rows, levels, slots)
+    (logits,) = served("level_logits", rows, levels, slots)
+    assert torch.equal(logits, wanted)
+
+    top, index = logits.topk(1000, dim=2)
+    sizes = torch.tensor([[600.0, 1024.0], [1024.0, 768.0], [300.0, 500.0]])[:images]
+    anchors = all_anchors(levels.sizes, torch.device("cpu"))
+    given = (rows, top, index, anchors, levels, sizes, slots)
+    wanted_boxes, wanted_valid = reference.proposal_boxes(*given)
+    boxes, valid = served("proposal_boxes", *given)
+    assert torch.equal(valid, wanted_valid)
+    assert 0 < int(valid.sum()) < valid.numel()
+    torch.testing.assert_close(boxes, wanted_boxes, atol=2e-4, rtol=0)  # 3 bits at 1024 px
+
+    kept, scores = torch.rand(images, 5000) > 0.6, torch.randn(images, 5000).mul(50).round()
+    given = (boxes.flatten(1, 2), scores, kept, 1000)
+    wanted_best = reference.best_boxes(*given)
+    for got, expected in zip(served("best_boxes", *given), wanted_best, strict=True):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize(("stages", "classes"), [(1, 30), (3, 80)])
+def test_candidates_at_their_real_size_are_those_of_the_cpu(
+    images: int, stages: int, classes: int
+) -> None:
+    torch.manual_seed(0)
+    boxes, valid = 8 * some_boxes(images, 1000, side=60.0), torch.rand(images, 1000) > 0.1
+    boxes[0, 5] = torch.nan
+    (level,) = served("region_levels", boxes, valid, 2, 5)
+    apart = (level != reference.region_levels(boxes, valid, 2, 5)).sum()
+    assert int(apart) <= 1  # a side at a bound may round to either level
+
+    logits = tuple(4 * torch.randn(images * 1000, classes + 1) for _ in range(stages))
+    logits[0][7, 3] = torch.nan
+    codes = torch.randn(images * 1000, 1 if stages > 1 else classes, 4)
+    weights, sizes = (10.0, 10.0, 5.0, 5.0), torch.tensor([[600.0, 1000.0]]).repeat(images, 1)
+    (refined,) = served("refine_boxes", boxes, codes, weights, sizes)
+    expected = reference.refine_boxes(boxes, codes, weights, sizes)
+    torch.testing.assert_close(refined, expected, atol=2e-4, rtol=0, equal_nan=True)
+
+    given = (logits, codes, (boxes, valid), weights, sizes, 0.05)
+    wanted, wanted_boxes = reference.region_scores(*given)
+    scores, found = served("region_scores", *given)
+    differ = (scores > -torch.inf) != (wanted > -torch.inf)
+    assert int(differ.sum()) <= 3  # next to the threshold
+    torch.testing.assert_close(scores[~differ], wanted[~differ], **SCORES)
+    torch.testing.assert_close(found, wanted_boxes, atol=2e-4, rtol=0, equal_nan=True)
+
+    ordered, order = scores.sort(dim=1, descending=True, stable=True)
+    given = (ordered, order, found, classes, stages > 1)
+    taken = served("take_candidates", *given)
+    for got, expected in zip(taken, reference.take_candidates(*given), strict=True):
+        torch.testing.assert_close(got, expected, atol=0, rtol=0, equal_nan=True)
+    assert 0 < int(taken[2].min()) < ordered.shape[1]
+    index, count = torch.randint(100, (images, 100)), torch.tensor([100, 0, 33])[:images]
+    given = (index, count, taken[0], ordered, taken[1])
+    for got, expected in zip(
+        served("take_found", *given), reference.take_found(*given), strict=True
+    ):
+        torch.testing.assert_close(got, expected, atol=0, rtol=0)
+
+
+def test_maps_of_a_batch_are_read_where_they_lie() -> None:
+    torch.manual_seed(0)
+    levels = MapLevels(((64, 64), (32, 32)))
+    held = torch.randn(3, levels.pixels, 256)
+    maps = tuple(levels.part(held, level) for level in range(2))
+    boxes, level = some_boxes(3, 40, side=100.0), torch.randint(-1, 2, (3, 40))
+    wanted = reference.align_regions(maps, (1 / 4, 1 / 8), boxes, level, 7)
+    there = held.cuda()
+    given = tuple(levels.part(there, number) for number in range(2))
+    assert ops.why_not("triton", "align_regions", given, (), boxes.cuda(), level.cuda(), 7) is None
+    with eventful.use_backend("triton"):
+        got = ops.align_regions(given, (1 / 4, 1 / 8), boxes.cuda(), level.cuda(), 7)
+    bound = limit("library", torch.float32, "cuda")
+    torch.testing.assert_close(got.cpu(), wanted, atol=bound, rtol=bound)
+
+
 def recorded_time(work) -> float:
     """Milliseconds of a recorded call."""
     work()
@@ -103,14 +209,16 @@ def recorded_time(work) -> float:
     return start.elapsed_time(end) / 10
 
 
-def test_nms_is_quick(record_property) -> None:
+def test_nms_and_the_order_are_quick(record_property) -> None:
     """About 0.1 ms is expected; the bound leaves room for other devices."""
     boxes, valid = some_boxes(5, 1000, side=60.0).cuda(), torch.ones(5, 1000).bool().cuda()
     groups, count = torch.randint(30, (1, 5000)).cuda(), torch.tensor([1000]).cuda()
-    many = boxes.reshape(1, 5000, 4)
+    many, scores = boxes.reshape(1, 5000, 4), torch.randn(1, 5000).cuda()
+    some = torch.rand(1, 5000).cuda() > 0.5
     times = {
         "suppress": recorded_time(lambda: ops.suppress(boxes, valid, 0.7)),
         "keep_apart": recorded_time(lambda: ops.keep_apart(many, groups, count, 0.5, 100)),
+        "best_boxes": recorded_time(lambda: ops.best_boxes(many, scores, some, 1000)),
     }
     for name, ms in times.items():
         record_property(f"{name} ms", ms)

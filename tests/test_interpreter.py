@@ -20,6 +20,7 @@ import eventful.ops
 TESTS = Path(__file__).parent
 FILES = (
     "test_backends.py",
+    "test_box_ops.py",
     "test_context_ops.py",
     "test_map_ops.py",
     "test_motion_ops.py",

@@ -57,7 +57,7 @@ def test_a_lift_is_the_transposed_convolution():
     tokens = make(2, 15, 6)
     out = torch.zeros(2, 60, 4)
     weight, bias = lift_weight(conv)
-    every = torch.ones(2, 15, dtype=torch.bool)
+    every = ops.list_changed(torch.ones(2, 15, dtype=torch.bool), ((3, 5),))
     ops.lift_tokens_(out, tokens, Lift(weight, bias, scale=2), every, (3, 5), 0)
     expected = conv(tokens.transpose(1, 2).unflatten(2, (3, 5))).permute(0, 2, 3, 1)
     torch.testing.assert_close(out.view(2, 6, 10, 4), expected, **CLOSE)

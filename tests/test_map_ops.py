@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import eventful
-from backends import DEVICE, backends, make, poison, triton  # noqa: F401
+from backends import DEVICE, also, backends, make, poison, triton  # noqa: F401
 from eventful import ops
 from eventful.models.vitdet.updated import SCALES, pyramid_levels
 from eventful.ops import Lift, MapLayer, MapLevels, reference
@@ -36,13 +36,44 @@ def test_update_maps(backend, taps, options, share, slotted, poison):
     x, before = (x, before) if slotted else (x[:2], before[:2])
     changed = make(2, LEVELS.pixels, seed=8).sigmoid() < share
     expected, found = before.clone(), before.clone()
-    reference.update_maps_(expected, x, layer, changed, LEVELS, slots)
+    listed = reference.list_changed(changed, LEVELS.sizes)
+    reference.update_maps_(expected, x, layer, listed, LEVELS, slots)
     with eventful.use_backend(backend):
-        ops.update_maps_(found, x, layer, changed, LEVELS, slots)
+        ops.update_maps_(found, x, layer, ops.list_changed(changed, LEVELS.sizes), LEVELS, slots)
     torch.testing.assert_close(found, expected, **CLOSE)
     kept = torch.ones(before.shape[:2], dtype=torch.bool, device=DEVICE)
     kept[slice(None) if slots is None else slots] = ~changed
     assert torch.equal(found[kept], before[kept])
+
+
+@backends("update_maps_")
+def test_the_first_levels_of_maps(backend, poison):
+    """A list for some levels: the maps have more, which stay as they are."""
+    layer, some = map_layer(9, 1), MapLevels(LEVELS.sizes[:2])
+    x, before = (make(2, LEVELS.pixels, width, seed=7) for width in (16, 5))
+    changed = make(2, LEVELS.pixels, seed=8).sigmoid() < 0.4
+    expected, found = before.clone(), before.clone()
+    reference.update_maps_(
+        expected, x, layer, reference.list_changed(changed, LEVELS.sizes), LEVELS
+    )
+    with eventful.use_backend(backend):
+        ops.update_maps_(found, x, layer, ops.list_changed(changed, some.sizes), some)
+    torch.testing.assert_close(found[:, : some.pixels], expected[:, : some.pixels], **CLOSE)
+    assert torch.equal(found[:, some.pixels :], before[:, some.pixels :])
+
+
+@pytest.mark.parametrize("backend", ["reference", triton])
+@pytest.mark.parametrize("levels", [4, 2])
+def test_pixels_are_counted_by_stream(backend, levels):
+    sizes = LEVELS.sizes[:levels]
+    used = sum(h * w for h, w in sizes)
+    changed = make(3, LEVELS.pixels, seed=8).sigmoid() < 0.4
+    changed[1] = False
+    with eventful.use_backend(backend):
+        found = ops.list_changed(changed, sizes)
+    assert found.count.tolist() == [int(row[:used].sum()) for row in changed]
+    assert found.mask is changed
+    assert found.sizes == sizes
 
 
 @backends("lift_tokens_")
@@ -58,7 +89,8 @@ def test_lift_tokens(backend, scale, slotted, full, poison):
     slots = torch.tensor([3, 1], device=DEVICE) if slotted else None
     changed = make(2, 15, seed=8) > 0
     expected, found = before.clone(), before.clone()
-    call = (tokens, Lift(weight, bias, norm, full, scale), changed, grid, place, slots)
+    listed = reference.list_changed(changed, (grid,))
+    call = (tokens, Lift(weight, bias, norm, full, scale), listed, grid, place, slots)
     reference.lift_tokens_(expected, *call)
     with eventful.use_backend(backend):
         ops.lift_tokens_(found, *call)
@@ -68,7 +100,7 @@ def test_lift_tokens(backend, scale, slotted, full, poison):
 
 
 @pytest.mark.parametrize("backend", [triton])
-@pytest.mark.parametrize("reach", [0, 1, 3])
+@pytest.mark.parametrize("reach", [0, also(1), 3])
 @pytest.mark.parametrize(("grid", "share"), [((7, 9), 0.03), ((8, 5), 0.2), ((3, 2), 1.0)])
 def test_changed_pixels_by_a_kernel(backend, reach, grid, share):
     levels, changed = pyramid_levels(grid), make(2, *grid, seed=3).sigmoid() < share

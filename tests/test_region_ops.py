@@ -119,6 +119,22 @@ def test_align_regions(backend, kind, channels, output, levels, poison):
     assert not got[(level.flatten() < 0)].any()
 
 
+@backends("align_regions")
+def test_images_of_a_map_may_lie_apart(backend, poison):
+    """As in the memory of a batch of streams, where other levels lie between them."""
+    held = make(2, 6 * 7 + 3 * 4, 8)
+    maps = (held[:, :42].view(2, 6, 7, 8), held[:, 42:].view(2, 3, 4, 8))
+    boxes, level = some_boxes(2, 3, side=30.0).to(DEVICE), torch.tensor([[0, 1, 0], [1, 0, 1]])
+    boxes, level = 0.2 * boxes, level.to(DEVICE)
+    expected = reference.align_regions(maps, (0.25, 0.125), boxes, level, 2)
+    whole = tuple(part.contiguous() for part in maps)
+    assert torch.equal(expected, reference.align_regions(whole, (0.25, 0.125), boxes, level, 2))
+    assert expected[3:].float().norm() > 1
+    with eventful.use_backend(backend):
+        got = ops.align_regions(maps, (0.25, 0.125), boxes, level, 2)
+    close(got, expected, torch.float32)
+
+
 @backends("align_regions", independent=True)
 def test_a_region_of_a_constant_map_is_constant(backend):
     maps = tuple(torch.full((1, 40, 40, 3), float(i), device=DEVICE) for i in range(1, 4))

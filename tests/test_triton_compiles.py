@@ -21,6 +21,7 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 from eventful import ops  # noqa: E402
 from eventful.ops.triton import (  # noqa: E402
     attention,
+    candidates,
     context,
     exact,
     gates,
@@ -28,6 +29,7 @@ from eventful.ops.triton import (  # noqa: E402
     maps,
     motion,
     nms,
+    proposals,
     regions,
     relative,
     rows,
@@ -244,22 +246,71 @@ def test_regions(compiled, kind):
     assert compiled == ["_align_regions"] * 2
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("slots", [SLOTS, None], ids=["slots", "rows"])
+def test_proposals(compiled, kind, slots):
+    levels = ops.MapLevels(((256, 256), (128, 128), (64, 64), (32, 32), (16, 16)))
+    rows, sizes = make(1, levels.pixels, 15, kind=kind), torch.zeros(1, 2)
+    proposals.level_logits(rows, levels, slots)
+    top, index = torch.zeros(1, 5, 1000), torch.zeros(1, 5, 1000, dtype=torch.int64)
+    anchors = torch.zeros(3 * levels.pixels, 4)
+    proposals.proposal_boxes(rows, top, index, anchors, levels, sizes, slots)
+    kept = torch.zeros(1, 5000, dtype=torch.bool)
+    proposals.best_boxes(torch.zeros(1, 5000, 4), torch.zeros(1, 5000), kept, 1000)
+    assert compiled == ["_level_logits", "_proposal_boxes", "_best_boxes"]
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("classes", [30, 80])
+def test_candidates(compiled, stages, classes):
+    boxes, valid = torch.zeros(1, 1000, 4), torch.zeros(1, 1000, dtype=torch.bool)
+    sizes, weights = torch.zeros(1, 2), (10.0, 10.0, 5.0, 5.0)
+    candidates.region_levels(boxes, valid, 2, 5)
+    codes = torch.zeros(1000, classes if stages == 1 else 1, 4)
+    candidates.refine_boxes(boxes, codes, weights, sizes)
+    logits = (torch.zeros(1000, classes + 1),) * stages
+    scores, found = candidates.region_scores(logits, codes, (boxes, valid), weights, sizes, 0.05)
+    order = torch.zeros(scores.shape, dtype=torch.int64)
+    taken = candidates.take_candidates(scores, order, found, classes, stages > 1)
+    candidates.take_found(order[:, :100].contiguous(), COUNT, taken[0], scores, taken[1])
+    names = ["_region_levels", "_refine_boxes", "_region_scores", "_take_candidates", "_take_found"]
+    assert compiled == names
+
+
 @pytest.mark.parametrize("kind", [torch.bfloat16, slow_kind], ids=str)
 def test_maps(compiled, kind):
     levels = ops.MapLevels(((256, 256), (64, 64)))
     x, changed = make(1, levels.pixels, 256, kind=kind), make(1, levels.pixels, kind=torch.bool)
     norm = (make(2, 256, kind=kind), make(2, 256, kind=kind), 1e-6)
     layer = ops.MapLayer(make(2, 9, 256, 256, kind=kind), norm=norm, relu=True)
+    changed = maps.list_changed(changed, levels.sizes)
     maps.update_maps_(x, x, layer, changed, levels, SLOTS)
     last = ops.MapLayer(make(1, 1, 256, 15, kind=kind), make(1, 15, kind=kind))
     maps.update_maps_(make(1, levels.pixels, 15, kind=kind), x, last, changed, levels)
     tokens, one = make(1, 4096, 768, kind=kind), make(384, kind=kind)
     lift = ops.Lift(make(768, 4 * 384, kind=kind), one, (one, one, 1e-6), True, 2)
     out, some = make(1, 4 * 4096, 384, kind=kind), make(1, 4096, kind=torch.bool)
-    maps.lift_tokens_(out, tokens, lift, some, (64, 64), 0)
+    maps.lift_tokens_(out, tokens, lift, maps.list_changed(some, ((64, 64),)), (64, 64), 0)
     maps.changed_pixels(some.view(1, 64, 64), levels, (4.0, 1.0), 3)
     expected = {"_list_changed", "_update_maps", "_lift", "_changed_pixels"}
     assert set(compiled) == expected
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+def test_memory_in_slots(compiled, kind):
+    memory, values = make(4, 4096, 768, kind=kind), make(2, 4096, 768, kind=kind)
+    good = make(2, kind=torch.bool)
+    rows.fill_slots_(memory, values, SLOTS, good)
+    rows.renew_rows_(memory, values, SLOTS, good)
+    rows.norm_relu(values[0], make(768, kind=kind), make(768, kind=kind), 1e-6)
+    assert compiled == ["_fill_slots", "_renew_rows", "_norm_relu"]
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, slow_kind], ids=str)
+def test_relative_position_of_all_queries(compiled, kind):
+    table = make(64, 64, 64, kind=kind)
+    relative.relative_logits_all(make(4, 4096, 768, kind=kind), 12, table, table, SLOTS)
+    assert compiled == ["_relative_line"] * 2
 
 
 def test_contrast_and_probe(compiled):

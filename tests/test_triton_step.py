@@ -13,7 +13,7 @@ from eventful.tokens.packing import Packing
 
 GRID = (2, 4)  # matching one token that moves takes the interpreter 0.3 s
 SIZE = (16 * GRID[0], 16 * GRID[1])
-FRAMES = 5
+FRAMES = 4
 
 
 @pytest.fixture
@@ -92,6 +92,7 @@ def packed_steps(model: torch.nn.Module, frames: list[torch.Tensor], backend: st
     return torch.stack(outputs), counts
 
 
+@pytest.mark.slow
 @pytest.mark.triton
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 def test_packed_rows_of_a_pool_are_those_of_eager(on_device, monkeypatch):

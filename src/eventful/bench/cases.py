@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from eventful.errors import UnsupportedError
+from eventful.errors import ConfigError, NoMatchError, UnsupportedError
 from eventful.models.vitdet import BackboneConfig, ViTDetBackbone
+from eventful.modelspec.hollow import picture_method
+from eventful.modelspec.names import nearest
+from eventful.modelspec.opening import open_named
+from eventful.modelspec.size import Size, both_sides
 from eventful.surgery import libraries
+from eventful.surgery.inspection import inspect
 
 
 @dataclass(frozen=True)
@@ -23,19 +30,24 @@ class Subject:
         r: default number of tokens to update, about an eighth.
         patch: side of a patch in pixels.
         depth: default number of blocks.
+        returns_tokens: the output has a row for each token, and the blocks are under `blocks`.
+        held: bytes that a stream keeps, by preset; empty where `make` works without weights.
     """
 
-    make: Callable[[int, int], nn.Module]
-    size: int
+    make: Callable[[Any, int], nn.Module]
+    size: Size
     r: int
     about: str
     patch: int = 16
     depth: int = 12
+    returns_tokens: bool = True
+    held: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def patches(self) -> int:
         """Patch tokens of a frame of the default size."""
-        return (self.size // self.patch) ** 2
+        height, width = both_sides(self.size)
+        return (height // self.patch) * (width // self.patch)
 
 
 def _vitdet(size: int, depth: int) -> nn.Module:
@@ -89,23 +101,87 @@ SUBJECTS = {
 }
 
 
-def subject(name: str) -> Subject:
-    """A benchmark model by name."""
+def subject(name: str, weights: str | None = None, size: Size | None = None) -> Subject:
+    """A benchmark model by name, or any model that `eventful run` takes.
+
+    Args:
+        weights: of a model that is no benchmark model; random if not given.
+        size: of the frames it is built for; the model's own if not given.
+    """
     if name not in SUBJECTS:
-        known = ", ".join(SUBJECTS)
-        raise UnsupportedError(f"There is no benchmark model {name!r}; there are {known}.")
+        return _named(name, weights, size)
+    if weights is not None or isinstance(size, tuple):
+        raise ConfigError(
+            f"{name} is a benchmark model: it has random weights and square frames. Leave "
+            "--weights out and give one side as --size, or name a model such as timm:NAME."
+        )
     return SUBJECTS[name]
 
 
-def clip(size: int, *, batch: int, noise: float = 0.01, seed: int = 0) -> Iterator[Tensor]:
-    """Endless frames (B, 3, size, size): a square of 30 % of the side changes, in sensor noise."""
+@functools.lru_cache(maxsize=4)
+def _named(name: str, weights: str | None, size: Size | None) -> Subject:
+    """A model of a library or of the user's own."""
+    try:
+        plain = open_named(name, weights=weights, size=size, weightless=True).model
+    except UnsupportedError as error:
+        near = nearest(name, SUBJECTS) or f" Benchmark models: {', '.join(SUBJECTS)}."
+        raise UnsupportedError(f"{error}{near}") from None
+    report = inspect(plain, size)
+    if not report.matched or report.size is None:
+        raise NoMatchError(
+            f"{name} has no blocks that can be made eventful: `eventful inspect {name}` says why."
+        )
+    tokens = sum(report.tokens.values())
+    shape = report.size
+
+    def make(_: Size, __: int) -> nn.Module:
+        model: Any = open_named(name, weights=weights, size=size).model
+        if hasattr(model, "set_input_size"):
+            model.set_input_size(img_size=shape)
+        return FirstTensor(model).eval()
+
+    return Subject(
+        make, shape, max(1, tokens // 8), f"{name}, {tokens} tokens", depth=len(report.blocks),
+        returns_tokens=False, held=report.state_bytes,
+    )  # fmt: skip
+
+
+class FirstTensor(nn.Module):
+    """A model of a library whose output is one tensor: the first one of its own output."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model.eval()
+        self._method = picture_method(model)
+
+    def forward(self, frame: Tensor) -> Tensor:
+        """The first tensor of real numbers in the model's output."""
+        found = _first_tensor(getattr(self.model, self._method)(frame))
+        if found is None:
+            raise UnsupportedError(f"{type(self.model).__name__} returns no tensor to compare.")
+        return found
+
+
+def _first_tensor(output: Any) -> Tensor | None:
+    if isinstance(output, Tensor):
+        return output if output.is_floating_point() else None
+    if isinstance(output, Mapping):
+        output = tuple(output.values())
+    if not isinstance(output, tuple | list):
+        return None
+    return next((found for part in output if (found := _first_tensor(part)) is not None), None)
+
+
+def clip(size: Size, *, batch: int, noise: float = 0.01, seed: int = 0) -> Iterator[Tensor]:
+    """Endless frames (B, 3, H, W): a square of 30 % of the side changes, in sensor noise."""
     make = torch.Generator().manual_seed(seed)
-    ground = torch.rand(batch, 3, size, size, generator=make)
-    side = int(0.3 * size)
+    shape = both_sides(size)
+    ground = torch.rand(batch, 3, *shape, generator=make)
+    side = int(0.3 * min(shape))
     t = 0
     while True:
         frame = ground + noise * torch.randn(ground.shape, generator=make)
-        place = (t * side // 4) % (size - side)
+        place = (t * side // 4) % (min(shape) - side)
         patch = torch.rand(batch, 3, side, side, generator=make)
         frame[:, :, place : place + side, place : place + side] = patch
         yield (frame - 0.5) / 0.5

@@ -111,6 +111,8 @@ def prepare(setting: Setting, tick: Tick) -> Run:
     trials = dense_paths(spec, tick)
     fastest = min(trials.trial_ms.values())
     dense, notes = {}, [*setting.notes, *trials.notes]
+    if not setting.subject.returns_tokens:
+        notes.append("checked against dense with all tokens selected alone")
     for name, run in trials.runs.items():
         if name == "eager" or trials.trial_ms[name] <= SLOW * fastest:
             dense[name] = Entry(Dense(run))
@@ -272,9 +274,11 @@ def _skip_error(truth: dict[int, Tensor], every: int) -> float:
 
 def state_needed(setting: Setting) -> dict[str, int]:
     """Bytes of state of all streams of a run by preset, before anything is built."""
-    with torch.device("meta"):
-        model = setting.subject.make(setting.pixels, setting.blocks).to(setting.torch_dtype)
-    held = inspect(model, setting.pixels).state_bytes
+    held = setting.subject.held
+    if not held:
+        with torch.device("meta"):
+            model = setting.subject.make(setting.pixels, setting.blocks).to(setting.torch_dtype)
+        held = inspect(model, setting.pixels).state_bytes
     return {
         preset: setting.batch * len(setting.budgets) * held[preset] for preset in setting.presets
     }

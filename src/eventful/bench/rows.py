@@ -8,6 +8,7 @@ import torch
 
 from eventful.bench.cases import Subject, subject
 from eventful.config import Config
+from eventful.modelspec.size import Size
 from eventful.policies import TopR
 
 
@@ -20,7 +21,8 @@ class Setting:
         frames: steady frames that are timed, after warm-up and flush.
         compiled: measure `torch.compile` of the dense model too.
         compile_mode: of `torch.compile`; "" for the usual one of the device.
-        size: side of the frame in pixels; 0 for the subject's.
+        weights: of a model that is no benchmark model.
+        size: side of the frame in pixels, or height and width; 0 for the subject's.
         depth: blocks; 0 for the subject's.
         notes: remarks for every row of the run.
     """
@@ -34,18 +36,19 @@ class Setting:
     frames: int = 12
     compiled: bool = True
     compile_mode: str = ""
-    size: int = 0
+    weights: str | None = None
+    size: Size = 0
     depth: int = 0
     notes: tuple[str, ...] = ()
 
     @property
     def subject(self) -> Subject:
         """What is measured."""
-        return subject(self.model)
+        return subject(self.model, self.weights, self.size or None)
 
     @property
-    def pixels(self) -> int:
-        """Side of the frame."""
+    def pixels(self) -> Size:
+        """Side of the frame, or its height and width."""
         return self.size or self.subject.size
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from eventful.bench.rows import Setting
 from eventful.errors import ConfigError
+from eventful.modelspec.size import both_sides
 
 AXES = ("r", "tokens", "batch", "depth")
 
@@ -22,7 +23,7 @@ def usual_values(over: str, base: Setting) -> tuple[int, ...]:
     if over == "r":
         return tuple(round(share * made.patches) for share in _SHARES)
     if over == "tokens":
-        side = made.size // made.patch
+        side = both_sides(made.size)[0] // made.patch
         return tuple(round(share * side) ** 2 for share in _SIDES)
     if over == "batch":
         return _BATCHES["cuda" if base.device.startswith("cuda") else "cpu"]
@@ -37,6 +38,11 @@ def points(over: str, base: Setting, values: Sequence[int] = ()) -> list[Setting
     """
     if over not in AXES:
         raise ConfigError(f"A sweep goes over one of {', '.join(AXES)}; got {over!r}.")
+    if over in ("tokens", "depth") and not base.subject.returns_tokens:
+        raise ConfigError(
+            f"A sweep over {over} builds a model at several sizes: name a benchmark model "
+            "(eventful bench --list), or give --over r or --over batch."
+        )
     chosen = sorted(set(values or usual_values(over, base)))
     if over == "r":
         return [replace(base, r=tuple(chosen))]

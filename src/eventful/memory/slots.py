@@ -181,12 +181,13 @@ class SlotState(StreamState):
     def fill(self, name: str, value: Tensor, *, owned: bool = False) -> None:
         """Set a whole tensor, in the streams whose frame is good."""
         self.ensure(name, value)
-        memory = self.raw(name)
         assert self.slots is not None
-        if self.good is not None:
-            keep = self.good.view(-1, *[1] * (value.dim() - 1))
-            value = torch.where(keep, value, memory.index_select(0, self.slots))
-        memory.index_copy_(0, self.slots, value.to(memory.dtype))
+        ops.fill_slots_(self.raw(name), value, self.slots, self.good)
+
+    def renew(self, name: str, rows: Tensor) -> Tensor:
+        """See `StreamState`."""
+        assert self.slots is not None
+        return ops.renew_rows_(self.raw(name), rows, self.slots, self.good)
 
     def write(self, name: str, selection: Selection, rows: Tensor, dim: int = 1) -> None:
         """Write the selected tokens."""

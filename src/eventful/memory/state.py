@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from eventful import ops
 from eventful.tokens.selection import Selection
 
 MEMORY = "/memory/"  # marks values kept by policies
@@ -73,6 +74,10 @@ class StreamState(ABC):
     @abstractmethod
     def fill(self, name: str, value: Tensor, *, owned: bool = False) -> None:
         """Set a whole tensor. An `owned` value may be kept as it is, any other is copied."""
+
+    @abstractmethod
+    def renew(self, name: str, rows: Tensor) -> Tensor:
+        """Set rows (B, N, D) of the kind that is there; returns which differ in any bit, (B, N)."""
 
     @abstractmethod
     def write(self, name: str, selection: Selection, rows: Tensor, dim: int = 1) -> None:
@@ -208,6 +213,12 @@ class RowState(StreamState):
         self._remember(self._restore(name, self.tensors.get(name)))
         kept = value.detach()
         self.tensors[name] = kept if owned else kept.clone(memory_format=torch.contiguous_format)
+
+    def renew(self, name: str, rows: Tensor) -> Tensor:
+        """See `StreamState`."""
+        changed = ops.differing(rows, self.tensors[name])
+        self.fill(name, rows)
+        return changed
 
     def write(self, name: str, selection: Selection, rows: Tensor, dim: int = 1) -> None:
         """See `StreamState`."""

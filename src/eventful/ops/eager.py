@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eventful.ops import reference
-from eventful.ops.eager_attention import attend_lse, key_bias, whole_bias
+from eventful.ops.eager_attention import attend_lse, attend_windows, key_bias, whole_bias
 from eventful.ops.eager_maps import lift_tokens_, update_maps_
 from eventful.ops.eager_motion import carry, match_blocks
 from eventful.ops.reference import (
@@ -19,25 +19,36 @@ from eventful.ops.reference import (
     Picked,
     PickRule,
     Ragged,
-    WindowGrid,
     add_held,
     add_norm,
     align_regions,
+    best_boxes,
     changed_pixels,
     differs,
     estimate_error_,
+    fill_slots_,
     follow_change_,
     gather,
     grey_picture,
     join_heads,
     keep_apart,
+    level_logits,
+    list_changed,
+    norm_relu,
+    proposal_boxes,
+    refine_boxes,
+    region_levels,
+    region_scores,
     relative_logits,
+    relative_logits_all,
+    renew_rows_,
     scatter_,
     split_heads,
     suppress,
     swap_rows_,
+    take_candidates,
+    take_found,
     take_slots,
-    window_map,
 )
 
 __all__ = [
@@ -49,6 +60,7 @@ __all__ = [
     "attend_lse",
     "attend_partial",
     "attend_windows",
+    "best_boxes",
     "carry",
     "changed_pixels",
     "contrast",
@@ -56,19 +68,31 @@ __all__ = [
     "error_norm",
     "estimate_error_",
     "exchange_",
+    "fill_slots_",
     "follow_change_",
     "frame_score",
     "gate_error",
     "gate_rows",
     "grey_picture",
     "keep_apart",
+    "level_logits",
     "lift_tokens_",
+    "list_changed",
     "match_blocks",
+    "norm_relu",
     "pick",
+    "proposal_boxes",
     "recompute_",
+    "refine_boxes",
+    "region_levels",
+    "region_scores",
     "relative_logits",
+    "relative_logits_all",
+    "renew_rows_",
     "suppress",
     "swap_rows_",
+    "take_candidates",
+    "take_found",
     "take_slots",
     "update_maps_",
     "write_rows_",
@@ -260,65 +284,6 @@ def attend(
     mask = whole_bias(bias, relative)
     k, v = reference.held(k, slots), reference.held(v, slots)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-
-
-def attend_windows(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    windows: WindowGrid,
-    index: Tensor,
-    relative: tuple[Tensor, Tensor] | None = None,
-    pad: tuple[Tensor, Tensor] | None = None,
-    slots: Tensor | None = None,
-    places: Tensor | None = None,
-) -> Tensor:
-    """See `reference.attend_windows`; one padded batch of the windows that hold a query."""
-    batch, heads, count, width = q.shape
-    if count == 0:
-        return q
-    k, v = reference.held(k, slots), reference.held(v, slots)
-    spots = window_map(windows, q.device)
-    token = index.flatten()
-    stream = torch.arange(batch, device=q.device).repeat_interleave(count)
-    home, group, size = torch.unique(
-        stream * windows.count + spots.window_of[token], return_inverse=True, return_counts=True
-    )
-    order = group.argsort(stable=True)
-    rank = torch.empty_like(group)
-    rank[order] = torch.arange(len(group), device=q.device) - (size.cumsum(0) - size)[group[order]]
-    most = int(size.max())
-    queries = q.new_zeros(len(home), most, heads, width)
-    queries[group, rank] = q.transpose(1, 2).reshape(-1, heads, width)
-    stream_of, window_of = home // windows.count, home % windows.count
-    members = spots.members[window_of]  # (T, S)
-    inside = members < windows.grid[0] * windows.grid[1]
-
-    def taken(source: Tensor, filler: Tensor | None) -> Tensor:
-        """(T, S, H, d)."""
-        last = source.shape[2] - 1
-        part = source.transpose(1, 2)[stream_of[:, None], members.clamp_max(last)]
-        if filler is not None:
-            part = torch.where(
-                inside[..., None, None], part, filler.to(part.dtype).view(heads, width)
-            )
-        return part
-
-    bias = None
-    if relative is not None:
-        parts = [part.new_zeros(len(home), most, *part.shape[2:]) for part in relative]
-        for into, part in zip(parts, relative, strict=True):
-            into[group, rank] = part.flatten(0, 1)
-        bias = whole_bias(None, (parts[0], parts[1]))
-    result = F.scaled_dot_product_attention(
-        queries.transpose(1, 2),
-        taken(k, pad and pad[0]).transpose(1, 2),
-        taken(v, pad and pad[1]).transpose(1, 2),
-        attn_mask=bias,
-        scale=scale,
-    )
-    return result.transpose(1, 2)[group, rank].view(batch, count, heads, width).transpose(1, 2)
 
 
 def attend_partial(

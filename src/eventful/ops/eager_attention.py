@@ -1,4 +1,4 @@
-"""Attention with its log-sum-exp through the fused kernels of torch."""
+"""Attention in windows, and attention with its log-sum-exp, through the fused kernels of torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eventful.ops import reference
+from eventful.ops.reference import WindowGrid, window_map
 from eventful.ops.scratch import scratch
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -84,3 +85,64 @@ def key_bias(down: Tensor, across: Tensor, at: Tensor) -> Tensor:
     ones.scatter_(1, torch.stack([at // wide, tall + at % wide], dim=1), 1.0)
     parts = torch.cat([down, across], dim=-1).transpose(1, 2).float()  # (1, H, N, kh + kw)
     return parts @ ones.T
+
+
+def attend_windows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    windows: WindowGrid,
+    index: Tensor,
+    relative: tuple[Tensor, Tensor] | None = None,
+    pad: tuple[Tensor, Tensor] | None = None,
+    slots: Tensor | None = None,
+    places: Tensor | None = None,
+) -> Tensor:
+    """See `reference.attend_windows`; one padded batch of the windows that hold a query."""
+    batch, heads, count, width = q.shape
+    if count == 0:
+        return q
+    k, v = reference.held(k, slots), reference.held(v, slots)
+    spots = window_map(windows, q.device)
+    token = index.flatten()
+    stream = torch.arange(batch, device=q.device).repeat_interleave(count)
+    home, group, size = torch.unique(
+        stream * windows.count + spots.window_of[token], return_inverse=True, return_counts=True
+    )
+    order = group.argsort(stable=True)
+    rank = torch.empty_like(group)
+    rank[order] = torch.arange(len(group), device=q.device) - (size.cumsum(0) - size)[group[order]]
+    most = int(size.max())
+    queries = q.new_zeros(len(home), most, heads, width)
+    queries[group, rank] = q.transpose(1, 2).reshape(-1, heads, width)
+    stream_of, window_of = home // windows.count, home % windows.count
+    members = spots.members[window_of]  # (T, S)
+    inside = members < windows.grid[0] * windows.grid[1]
+
+    def taken(source: Tensor, filler: Tensor | None) -> Tensor:
+        """(T, S, H, d)."""
+        last = source.shape[2] - 1
+        part = source.transpose(1, 2)[stream_of[:, None], members.clamp_max(last)]
+        if filler is not None:
+            part = torch.where(
+                inside[..., None, None], part, filler.to(part.dtype).view(heads, width)
+            )
+        return part
+
+    bias = None
+    if relative is not None:
+        parts = [part.new_zeros(len(home), most, *part.shape[2:]) for part in relative]
+        for into, part in zip(parts, relative, strict=True):
+            into[group, rank] = part.flatten(0, 1)
+        bias = whole_bias(None, (parts[0], parts[1]))
+    if pad is None and windows.padded:
+        bias = reference.border_bias(inside[:, None, None], bias, q.dtype)
+    result = F.scaled_dot_product_attention(
+        queries.transpose(1, 2),
+        taken(k, pad and pad[0]).transpose(1, 2),
+        taken(v, pad and pad[1]).transpose(1, 2),
+        attn_mask=bias,
+        scale=scale,
+    )
+    return result.transpose(1, 2)[group, rank].view(batch, count, heads, width).transpose(1, 2)

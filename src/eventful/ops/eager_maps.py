@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eventful.ops import reference
-from eventful.ops.reference.maps import Lift, MapLayer, MapLevels
+from eventful.ops.reference.maps import Changed, Lift, MapLayer, MapLevels
 from eventful.ops.scratch import scratch
 
 DENSE_SHARE = 0.78  # of a level's pixels; beyond it a dense convolution was faster when measured
@@ -23,16 +23,17 @@ def update_maps_(
     out_: Tensor,
     x: Tensor,
     layer: MapLayer,
-    changed: Tensor,
+    changed: Changed,
     levels: MapLevels,
     slots: Tensor | None = None,
 ) -> None:
     """See `reference.update_maps_`."""
     if x.device.type != "cpu":
         return reference.update_maps_(out_, x, layer, changed, levels, slots)
-    rows = range(len(changed)) if slots is None else slots.tolist()
+    mask = changed.mask
+    rows = range(len(mask)) if slots is None else slots.tolist()
     for stream, row in enumerate(rows):
-        moved = changed[stream]
+        moved = mask[stream]
         for level in range(len(levels.sizes)):
             pixel = moved[levels.span(level)].nonzero()[:, 0]
             size = levels.sizes[level][0] * levels.sizes[level][1]
@@ -89,7 +90,7 @@ def lift_tokens_(
     out_: Tensor,
     tokens: Tensor,
     lift: Lift,
-    changed: Tensor,
+    changed: Changed,
     grid: tuple[int, int],
     place: int,
     slots: Tensor | None = None,
@@ -97,12 +98,12 @@ def lift_tokens_(
     """See `reference.lift_tokens_`."""
     if tokens.device.type != "cpu":
         return reference.lift_tokens_(out_, tokens, lift, changed, grid, place, slots)
-    rows = range(len(changed)) if slots is None else slots.tolist()
+    rows = range(len(changed.mask)) if slots is None else slots.tolist()
     wide, scale = grid[1], lift.scale
     step = torch.arange(scale)
     corner = (step[:, None] * (wide * scale) + step).flatten()  # of the pixels of one token
     for stream, row in enumerate(rows):
-        for token in changed[stream].nonzero()[:, 0].split(_CHUNK):  # type: ignore[no-untyped-call]
+        for token in changed.mask[stream].nonzero()[:, 0].split(_CHUNK):  # type: ignore[no-untyped-call]
             if len(token) == 0:
                 continue
             pixels = lift.pixels(tokens[stream].index_select(0, token)).flatten(0, 1)

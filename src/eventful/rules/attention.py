@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from eventful import ops
-from eventful.rules.relative import RelativePosition
+from eventful.rules.relative import DenseBias, RelativePosition
 from eventful.rules.spec import BlockSpec
 from eventful.rules.step import Step
 from eventful.tokens.layout import TokenLayout
@@ -53,7 +53,7 @@ class GlobalAttention:
     layout: TokenLayout
     selection: Selection
     keys: Selection
-    relative: RelativePosition | None
+    relative: RelativePosition | DenseBias | None
     packing: Packing | None = None
 
     @classmethod
@@ -70,6 +70,8 @@ class GlobalAttention:
             relative = step.constant(
                 (spec.name, "relative"), lambda: RelativePosition.of(spec, layout.grid, pool)
             )
+        elif spec.bias is not None:
+            relative = step.constant((spec.name, "bias"), lambda: DenseBias.of(spec, layout, pool))
         return cls(step, spec, layout, selection, keys, relative, packing)
 
     def selected_queries(self, q: Tensor, fresh: tuple[Tensor, Tensor] | None = None) -> Tensor:
@@ -130,8 +132,7 @@ class GlobalAttention:
         packing, scale = self.packing, self.spec.scale
         if packing is None or not packing.by_stream:
             heads = self.heads(self.placed(q))
-            named: dict[str, Any] = {"slots": slots}
-            named["relative"] = self._relative(heads, self.selection.index)
+            named: dict[str, Any] = {"slots": slots, **self._bias(heads, self.selection.index)}
             if packing is not None:
                 named["ragged"] = packing.ragged()
             return [((heads, self.heads(k), self.heads(v), scale), named)]
@@ -139,11 +140,14 @@ class GlobalAttention:
         for stream, rows, index in packing.streams():
             heads, own = self.heads(q[:, rows]), slice(stream, stream + 1)
             args = (heads, self.heads(k[own]), self.heads(v[own]), scale)
-            calls.append((args, {"relative": self._relative(heads, index)}))
+            calls.append((args, self._bias(heads, index)))
         return calls
 
-    def _relative(self, heads: Tensor, index: Tensor) -> tuple[Tensor, Tensor] | None:
-        return None if self.relative is None else self.relative.logits(heads, index)
+    def _bias(self, heads: Tensor, index: Tensor) -> dict[str, Any]:
+        """The relative position of queries at `index`, as `ops.attend` takes it."""
+        if isinstance(self.relative, DenseBias):
+            return {"bias": self.relative.bias(heads, index)}
+        return {} if self.relative is None else {"relative": self.relative.logits(heads, index)}
 
     def buffer(self, qkv: QKV, *names: str) -> None:
         """Write the new rows of the named buffers."""
@@ -185,7 +189,12 @@ class GlobalAttention:
         """The relative position of all queries and the places of changed keys, if there is one."""
         if self.relative is None:
             return {}
-        parts = self.relative.logits_all(self.heads(self.get("query")))
+        assert isinstance(self.relative, RelativePosition)  # others are not followed
+        state = self.step.state
+        query = state.raw(self.spec.slot("query"))
+        parts = ops.relative_logits_all(
+            query, self.spec.heads, self.relative.rows, self.relative.columns, state.slots
+        )
         return {"relative": parts, "index": self.keys.index}
 
     def bias_all(self, q: Tensor) -> Tensor | None:

@@ -66,7 +66,12 @@ def _operator(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
     _, through, rows = gate(step, spec, "projection", attended.tokens, stored=attended.stored)
     state.write(spec.slot("projection"), through, spec.projected(rows))
 
-    y, passed, normed = gate(step, spec, "mlp", x, norm=spec.norm2, update=spec.slot("projection"))
+    update = spec.slot("projection")
+    if spec.parallel:
+        _, passed, normed = gate(step, spec, "mlp", x, norm=spec.norm2)
+        y = state.added(x, update)
+    else:
+        y, passed, normed = gate(step, spec, "mlp", x, norm=spec.norm2, update=update)
     state.write(spec.slot("mlp"), passed, spec.transformed(normed))
     z = state.added(y, spec.slot("mlp"))
 
@@ -83,7 +88,7 @@ def _attend(
     positions: Any,
 ) -> tuple[Attended, dict[str, Tensor]]:
     """Attention outputs of all tokens under operator gating, and the numbers to count by."""
-    if spec.window is not None:
+    if spec.windowed:
         tokens, windows = update_windows(step, spec, chosen, qkv, positions)
         return Attended(tokens), {"keys": chosen.counts, "windows": windows}
     attention = GlobalAttention.of(step, spec, chosen)
@@ -108,7 +113,10 @@ def _whole(
     normed = ready[1] if ready is not None and ready[0] is tokens else spec.norm1(tokens)
     qkv = spec.qkv(normed, chosen.index if packing is None else packing.index, positions)
     attended, work = _attend_selected(spec, step, chosen, qkv, positions, packing)
-    y, normed = _add_norm(tokens, spec.project(attended), spec.project_scale, spec.norm2)
+    if spec.parallel:
+        y, normed = tokens + spec.projected(attended), spec.norm2(tokens)
+    else:
+        y, normed = _add_norm(tokens, spec.project(attended), spec.project_scale, spec.norm2)
     count = chosen.counts
     _record(spec, step, {**work, "qkv": count, "projection": count, "mlp": count})
     if spec.next_norm is None or not is_layer_norm(spec.next_norm):
@@ -133,7 +141,7 @@ def _attend_selected(
         k, v, target = packing.placed(k), packing.placed(v), packing.target
     if not spec.followed:
         step.state.write_all({spec.slot("key"): k, spec.slot("value"): v}, target)
-    if spec.window is not None:
+    if spec.windowed:
         windowed = WindowedAttention.of(step, spec, q.new_empty(1, 1, spec.dim), positions)
         attended = windowed.selected_queries(step, q, chosen, packing)
         _, touched = step.shared(

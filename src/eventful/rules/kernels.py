@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from eventful.config import Config
+from eventful.ops import WIDEST_WINDOW
+
+__all__ = ["WIDEST_WINDOW", "dense_instead", "missing_kernels"]
 
 
 def missing_kernels(config: Config, *, global_only: Callable[[], bool]) -> str | None:

@@ -15,11 +15,9 @@ from torch import Tensor, nn
 
 from eventful import ops
 from eventful.memory.state import StreamState
-from eventful.ops import MapLayer, MapLevels
+from eventful.ops import Changed, MapLayer, MapLevels
 from eventful.rules.record import HeadWork
 from eventful.rules.step import Step
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class HeadMemory:
@@ -63,16 +61,16 @@ class HeadMemory:
         The tokens take the place of those. In a stream that flushes all of them differ.
         """
         name, state = self.slot("reference"), self.state
-        changed = tokens.new_ones(tokens.shape[:2], dtype=torch.bool)
-        if name in state and not self.step.flush_all:
-            bits = _BITS[tokens.dtype.itemsize]
-            before = self.maps("reference")
-            if before.dtype == tokens.dtype:
-                changed = (tokens.contiguous().view(bits) != before.view(bits)).any(dim=-1)
-            if self.step.flush_any:
-                changed = changed | self.step.flush_rows(tokens.device)[:, None]
-        state.fill(name, tokens)
         self._count_turn(tokens.device)
+        alike = name in state and state.raw(name).dtype == tokens.dtype
+        if alike and not self.step.flush_all:
+            changed = state.renew(name, tokens)
+            if not self.step.flush_any:
+                return changed
+            changed = changed | self.step.flush_rows(tokens.device)[:, None]
+        else:
+            changed = tokens.new_ones(tokens.shape[:2], dtype=torch.bool)
+            state.fill(name, tokens)
         return state.accepted(changed)
 
     def _count_turn(self, device: torch.device) -> None:
@@ -107,24 +105,24 @@ class HeadMemory:
         return ops.take_slots(tensor, slots)
 
     def update(
-        self, name: str, x: Tensor, layer: MapLayer, changed: Tensor, levels: MapLevels
+        self, name: str, x: Tensor, layer: MapLayer, changed: Tensor | Changed, levels: MapLevels
     ) -> Tensor:
         """Bring a map of the state up to date with a layer on another one; returns it.
 
         Args:
             x: (S, P, C), a `raw` tensor of the state.
-            changed: (B, P).
+            changed: (B, P), a mask or listed once for several layers.
         """
-        out_ = self.open(name, changed, layer.weight.shape[-1], x)
+        if isinstance(changed, Tensor):
+            changed = ops.list_changed(changed, levels.sizes)
+        out_ = self.open(name, changed.mask, layer.weight.shape[-1], x)
         ops.update_maps_(out_, x, layer, changed, levels, self.state.slots)
-        self.note(name, layer.weight[0].numel(), changed)
+        self.note(name, layer.weight[0].numel(), levels.pixels, changed.count)
         return out_
 
-    def note(self, layer: str, macs: int, changed: Tensor) -> None:
-        """Note the pixels (B, n) computed by a layer, at `macs` operations each."""
-        works = self.step.record.heads.setdefault(self.name, {})
-        count = self.step.shared((id(changed), "count"), lambda: (changed, changed.sum(dim=1)))[1]
-        works[layer] = HeadWork(macs, changed.shape[1], count)
+    def note(self, layer: str, macs: int, places: int, count: Tensor) -> None:
+        """Note that a layer computed `count` (B,) of its places, at `macs` operations each."""
+        self.step.record.heads.setdefault(self.name, {})[layer] = HeadWork(macs, places, count)
 
 
 def plain_parts(head: nn.Module, known: Iterable[type]) -> bool:

@@ -1,4 +1,4 @@
-"""Decomposed relative position (ViTDet, SAM): logits from queries and offsets, no keys needed."""
+"""Relative position: logits from queries and offsets (ViTDet, SAM), or a bias by place (BEiT)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from eventful import ops
 from eventful.rules.spec import BlockSpec
+from eventful.tokens.layout import TokenLayout
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,13 +46,6 @@ class RelativePosition:
     def logits(self, q: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of queries (B, H, M, d) at grid places `index` (B or 1, M) in two parts."""
         return ops.relative_logits(q, self.rows, self.columns, index)
-
-    def logits_all(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of all queries (B, H, N, d) in grid order, without a table per query."""
-        grid = q.unflatten(2, (self.rows.shape[0], self.columns.shape[0]))
-        down = torch.einsum("bhyxd,ykd->byxhk", grid, self.rows.to(q.dtype))
-        across = torch.einsum("bhyxd,xkd->byxhk", grid, self.columns.to(q.dtype))
-        return down.flatten(1, 2).contiguous(), across.flatten(1, 2).contiguous()
 
     def bias(self, q: Tensor, index: Tensor) -> Tensor:
         """Bias (B, H, M, K) of queries (B, H, M, d) at grid places `index` (B or 1, M)."""
@@ -96,6 +90,34 @@ class RelativePosition:
         ones = ((place == row) | (place == column)).to(q.dtype)  # (B, kh + kw, J)
         room = ops.scratch("bias at keys", (*parts.shape[:3], keys.shape[1]), parts)
         return torch.matmul(parts, ones[:, None], out=room)
+
+
+@dataclass(frozen=True, eq=False)
+class DenseBias:
+    """A bias of one attention that depends on the places of query and key alone, (H, N, K)."""
+
+    table: Tensor
+
+    @classmethod
+    def of(cls, spec: BlockSpec, layout: TokenLayout, pool: int = 1) -> DenseBias:
+        """The bias of a block, averaged over the cells of pooled keys as the keys are."""
+        assert spec.bias is not None
+        table = spec.bias(layout).detach()
+        if pool > 1:
+            table = layout.pool(table.transpose(1, 2), pool).transpose(1, 2)
+        return cls(table.contiguous())
+
+    def bias(self, q: Tensor, index: Tensor) -> Tensor:
+        """Bias (B, H, M, K) of queries (B, H, M, d) at places `index` (B or 1, M)."""
+        return self.table[:, index].transpose(0, 1).to(q.dtype)
+
+    def bias_all(self, q: Tensor) -> Tensor:
+        """Bias (1, H, N, K) of all queries."""
+        return self.table[None].to(q.dtype)
+
+    def bias_at(self, q: Tensor, index: Tensor, keys: Tensor) -> Tensor:
+        """Bias (B, H, M, J) of queries at `index` (B, M) toward keys at `keys` (B, J) only."""
+        return self.table[:, index[:, :, None], keys[:, None]].transpose(0, 1).to(q.dtype)
 
 
 def relative_vectors(

@@ -15,6 +15,8 @@ from eventful.tokens.layout import TokenLayout
 TokenMap = Callable[[Tensor], Tensor]
 # (tokens (B, M, D), their indices (B, M), positions) -> q, k, v, each (B, M, H*d)
 QKVMap = Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor, Tensor]]
+# token layout -> bias (H, N, N) of every head, query and key
+BiasTable = Callable[[TokenLayout], Tensor]
 # attention grid (h, w) -> vectors between rows (h, h, d) and between columns (w, w, d)
 RelativeTables = Callable[[tuple[int, int]], tuple[Tensor, Tensor]]
 
@@ -33,8 +35,14 @@ class BlockSpec:
             `positions` that the adapter reads from the block's call.
         scale: factor on the query-key product.
         project_scale, mlp_scale: layer scales (D,) on `project` and `mlp`; None without.
-        window: window of the attention, None for global.
+        window: size of the attention's windows, None for global.
+        window_pads: windows that reach over the border of the grid hold padding tokens there, whose
+            input is 0; else they end at the border.
+        tiling: number of windows down and across, where that is fixed and their size is not.
         relative: decomposed relative position, None without.
+        bias: added to the scaled query-key product of global attention; depends on the weights
+            and the layout alone. None without.
+        parallel: the MLP takes the block's input too: z = x + project(...) + mlp(norm2(x)).
         next_norm: norm1 of the block that follows, None for the last.
         name, trunk, index, depth, first, last: the block's place among the converted blocks of
             its trunk, filled in by `convert`.
@@ -55,9 +63,13 @@ class BlockSpec:
     project_cost: LinearCost
     mlp_cost: LinearCost
     window: tuple[int, int] | None = None
+    window_pads: bool = True
+    tiling: tuple[int, int] | None = None
     relative: RelativeTables | None = None
+    bias: BiasTable | None = None
     project_scale: Tensor | None = None
     mlp_scale: Tensor | None = None
+    parallel: bool = False
     next_norm: TokenMap | None = None
     name: str = ""
     trunk: str = ""
@@ -68,9 +80,25 @@ class BlockSpec:
     context: tuple[str, ...] = ()
 
     @property
+    def plain(self) -> bool:
+        """Whether attention is global, without relative position."""
+        return not self.windowed and self.relative is None and self.bias is None
+
+    @property
     def followed(self) -> bool:
         """Whether selection by context follows this block's attention."""
         return self.name in self.context
+
+    @property
+    def windowed(self) -> bool:
+        """Whether attention stays inside windows."""
+        return self.window is not None or self.tiling is not None
+
+    def window_on(self, grid: tuple[int, int]) -> tuple[int, int] | None:
+        """Size of the windows on a grid of tokens, None for global attention."""
+        if self.tiling is None:
+            return self.window
+        return -(-grid[0] // self.tiling[0]), -(-grid[1] // self.tiling[1])
 
     def projected(self, attended: Tensor) -> Tensor:
         """What attention adds to the tokens."""
@@ -103,9 +131,10 @@ class BlockSpec:
             projection=self.project_cost,
             mlp=self.mlp_cost,
             grid=layout.grid,
-            window=self.window,
+            window=self.window_on(layout.grid),
+            window_pads=self.window_pads,
             relative=self.relative is not None,
-            pool=1 if self.window else config.pool,
+            pool=1 if self.windowed else config.pool,
         )
 
 

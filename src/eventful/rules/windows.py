@@ -21,7 +21,8 @@ class WindowedAttention:
     """Attention inside windows, for one block of one step.
 
     Attributes:
-        pad: q, k, v (1, 1, H*d) of a padding token; None where windows fit the grid.
+        pad: q, k, v (1, 1, H*d) of a padding token; None where windows fit the grid, or end at its
+            border.
     """
 
     spec: BlockSpec
@@ -40,17 +41,18 @@ class WindowedAttention:
 
     @classmethod
     def _make(cls, step: Step, spec: BlockSpec, like: Tensor, positions: Any) -> WindowedAttention:
-        assert spec.window is not None
         grid = step.layouts[spec.trunk].grid
-        windows = ops.WindowGrid(grid, spec.window)
+        window = spec.window_on(grid)
+        assert window is not None
+        windows = ops.WindowGrid(grid, window)
         pad = None
-        if windows.padded:
+        if windows.padded and spec.window_pads:
             # The models this serves pad after the layer norm, so a padding token is qkv(0).
             zero = like.new_zeros(1, 1, spec.dim)
             pad = spec.qkv(
                 zero, torch.zeros(1, 1, dtype=torch.int64, device=like.device), positions
             )
-        relative = None if spec.relative is None else RelativePosition.of(spec, spec.window)
+        relative = None if spec.relative is None else RelativePosition.of(spec, window)
         return cls(spec, windows, ops.window_map(windows, like.device), relative, pad)
 
     def all_queries(self, q: Tensor, k: Tensor, v: Tensor, touched: Tensor, out: Tensor) -> Tensor:
@@ -70,9 +72,11 @@ class WindowedAttention:
         parts = [self._windows(x, stream, window, i) for i, x in enumerate((q, k, v))]
         qh, kh, vh = (ops.split_heads(part, self.spec.heads) for part in parts)
         bias = None if self.relative is None else self.relative.bias_all(qh)
-        result = ops.join_heads(ops.attend(qh, kh, vh, self.spec.scale, bias))
         index = self.map.members[window]
         real = index < self.map.window_of.numel()
+        if self.pad is None and self.windows.padded:
+            bias = ops.border_bias(real[:, None, None], bias, qh.dtype)
+        result = ops.join_heads(ops.attend(qh, kh, vh, self.spec.scale, bias))
         out[stream[:, None].expand_as(index)[real], index[real]] = result[real].to(out.dtype)
         return out
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from eventful.errors import ConfigError, DamagedMediaError, MissingFileError
+from eventful.modelspec.size import parse_sides
 from eventful.video.address import without_credentials
 from eventful.video.fitting import Fit, Fitting, resized
 from eventful.video.normalization import choose_normalization
@@ -129,7 +130,7 @@ def fitted_size(
         given: HxW; or one number, the longer side; or "" for `longest`. With one number the
             shape is that of the original.
     """
-    numbers = _numbers(given)
+    numbers = parse_sides(given)
     if len(numbers) == 2:
         height, width = numbers
         if height % patch[0] or width % patch[1]:
@@ -146,17 +147,10 @@ def fitted_size(
     return height, width
 
 
-def _numbers(given: str) -> list[int]:
-    parts = given.lower().split("x") if given else []
-    if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--size is HxW in pixels, e.g. 252x448, or one side; got {given!r}.")
-    return [int(part) for part in parts]
-
-
 def _stress(name: str, frames: int, size: str, seed: int) -> Footage:
     kind, _, path = name.removeprefix(STRESS).partition(":")
     base = _base(Path(path)) if path else None
-    numbers = _numbers(size)
+    numbers = parse_sides(size)
     shape = _SCENE if base is None else (base.shape[2], base.shape[3])
     if len(numbers) == 2:
         shape = numbers[0], numbers[1]

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from eventful.bench.video.footage import fitted_size
-from eventful.errors import CheckpointError, UnsupportedError
-from eventful.surgery import libraries
+from eventful.errors import UnsupportedError
+from eventful.modelspec import timm_models
+from eventful.modelspec.opening import LIBRARIES, warn_random
+from eventful.modelspec.weights import load_state
 
 
 @dataclass(frozen=True)
@@ -77,33 +79,20 @@ def load_backbone(name: str, weights: Path | None) -> Backbone:
     Args:
         name: `timm:NAME`, or the name alone.
     """
-    timm: Any = libraries.load("timm")
     short = name.removeprefix("timm:")
-    if not timm.is_model(short):
-        close = timm.list_models(f"*{short.split('_')[0]}*")[:8]
+    if short.partition(":")[0] in LIBRARIES or Path(short).suffix:
         raise UnsupportedError(
-            f"timm has no model {short!r}. Some it has: {', '.join(close) or 'none'}."
+            f"{name} is not a model of timm, which this command needs: it compares tokens at the "
+            "size of each video. `eventful bench` and `eventful run --compare` take other models."
         )
     torch.manual_seed(0)
-    model = timm.create_model(short, pretrained=False, num_classes=0).eval()
+    model: Any = timm_models.build(short, num_classes=0)
     if not hasattr(model, "set_input_size") or not hasattr(model, "patch_embed"):
         raise UnsupportedError(f"{short} takes one size of frame only; measure another model.")
-    if weights is not None:
-        _load(model, weights, short)
+    if weights is None:
+        warn_random(short)
+    else:
+        load_state(model, weights, short)
     model.reset_classifier(0, "")  # no pooling: the model returns its tokens
     cfg = model.pretrained_cfg
     return Backbone(short, model, tuple(cfg["mean"]), tuple(cfg["std"]))
-
-
-def _load(model: Any, weights: Path, name: str) -> None:
-    from safetensors.torch import load_file
-
-    if not weights.is_file():
-        raise CheckpointError(f"{weights} is not there.")
-    state = {key: value.float() for key, value in load_file(str(weights)).items()}
-    missing = model.load_state_dict(state, strict=False).missing_keys
-    if missing:
-        raise CheckpointError(
-            f"{weights} lacks {len(missing)} tensors of {name}, the first {missing[0]}; give the "
-            "weights of this model."
-        )

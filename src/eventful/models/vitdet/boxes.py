@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from eventful.ops import area, intersection, iou
-
-# The largest growth of a side that a prediction can have: 1000 px from an anchor of 16.
-_MOST_GROWTH = math.log(1000.0 / 16)
+from eventful import ops
+from eventful.ops import (
+    area,
+    centred,
+    clip_each,
+    intersection,
+    iou,
+    nonempty,
+    pyramid_level,
+    table,
+)
+from eventful.ops import box_rows as rows
 
 BACKGROUND, IGNORED, FOREGROUND = 0, -1, 1
 
@@ -41,42 +48,11 @@ __all__ = [
 ]
 
 
-def table(values: Sequence[Sequence[float]], device: torch.device) -> Tensor:
-    """Numbers of the host as a tensor (n, k), without a copy from the host.
-
-    A recorded copy would read the host's memory again at each replay, when it is gone.
-    """
-    made = torch.empty(len(values), len(values[0]), device=device)
-    for column, numbers in zip(made.unbind(1), zip(*values, strict=True), strict=True):
-        if len(set(numbers)) == 1:
-            column.fill_(numbers[0])
-        else:
-            for place, number in zip(column.unbind(), numbers, strict=True):
-                place.fill_(number)
-    return made
-
-
 def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:
     """Boxes cut off at the borders of an image of `size` (height, width)."""
     height, width = size
     x, y = boxes[..., 0::2].clamp(0, width), boxes[..., 1::2].clamp(0, height)
     return torch.stack([x[..., 0], y[..., 0], x[..., 1], y[..., 1]], dim=-1)
-
-
-def clip_each(boxes: Tensor, sizes: Tensor) -> Tensor:
-    """`clip` of boxes (B, n, 4) for images of different `sizes` (B, 2)."""
-    limit = sizes.to(boxes).flip(-1).repeat(1, 2)[:, None]
-    return boxes.clamp_min(0).minimum(limit)
-
-
-def nonempty(boxes: Tensor) -> Tensor:
-    """Mask of the boxes (..., 4) with a positive width and height."""
-    return (boxes[..., 2] > boxes[..., 0]) & (boxes[..., 3] > boxes[..., 1])
-
-
-def rows(boxes: Tensor, index: Tensor) -> Tensor:
-    """Of the boxes (B, N, 4) of each image those at `index` (B, n): (B, n, 4)."""
-    return boxes.gather(1, index[..., None].expand(-1, -1, 4))
 
 
 def paired_iou(a: Tensor, b: Tensor) -> Tensor:
@@ -102,12 +78,6 @@ def giou_loss(a: Tensor, b: Tensor, eps: float = 1e-7) -> Tensor:
     return 1 - (inter / (union + eps) - (hull - union) / (hull + eps))
 
 
-def _centred(boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Centres and sides, each (..., 2)."""
-    sides = boxes[..., 2:] - boxes[..., :2]
-    return boxes[..., :2] + 0.5 * sides, sides
-
-
 @dataclass(frozen=True)
 class BoxCoder:
     """Boxes as (dx, dy, dw, dh) relative to a reference: shifts in its sides, logs of growth.
@@ -120,22 +90,14 @@ class BoxCoder:
 
     def encode(self, reference: Tensor, target: Tensor) -> Tensor:
         """Codes (..., 4) that turn `reference` into `target`; references must not be empty."""
-        centre, sides = _centred(reference)
-        goal, goal_sides = _centred(target)
+        centre, sides = centred(reference)
+        goal, goal_sides = centred(target)
         codes = torch.cat([(goal - centre) / sides, torch.log(goal_sides / sides)], dim=-1)
         return codes * self._factors(codes)
 
     def decode(self, reference: Tensor, codes: Tensor) -> Tensor:
         """Boxes (N, K, 4) from codes (N, K, 4), or (N, 4) from (N, 4)."""
-        reference = reference.to(codes.dtype)
-        if codes.dim() == 3:
-            reference = reference[:, None]
-        centre, sides = _centred(reference)
-        if self.weights != (1.0, 1.0, 1.0, 1.0):
-            codes = codes / self._factors(codes)
-        middle = codes[..., :2] * sides + centre
-        half = 0.5 * sides * codes[..., 2:].clamp(max=_MOST_GROWTH).exp()
-        return torch.cat([middle - half, middle + half], dim=-1)
+        return ops.decode_boxes(reference, codes, self.weights)
 
     def _factors(self, codes: Tensor) -> Tensor:
         return table([self.weights], codes.device)[0].to(codes.dtype)
@@ -211,9 +173,3 @@ def match(overlap: Tensor, low: float, high: float, *, rescue: bool = False) -> 
         best = overlap.amax(dim=-1, keepdim=True)
         label.masked_fill_(((overlap == best) & (best > 0)).any(dim=-2), FOREGROUND)
     return Matches(index, label)
-
-
-def pyramid_level(boxes: Tensor, low: int, high: int, canonical: float = 224.0) -> Tensor:
-    """Level (N,) of the pyramid that each box reads from: 4 for one of the canonical side."""
-    level = torch.floor(4 + torch.log2(area(boxes).clamp_min(0).sqrt() / canonical + 1e-8))
-    return level.clamp(low, high).to(torch.int64)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from eventful import ops
 from eventful.models.vitdet import boxes as box
 from eventful.models.vitdet.frames import Detections, Placement
 
@@ -112,18 +113,13 @@ class Found(Sequence[Detections]):
         masks: Tensor | None = None,
     ) -> Found:
         """Of N candidates of each frame those at `index` (B, n), as many as `count` (B,) says."""
-        empty = torch.arange(index.shape[1], device=index.device) >= count[:, None]
         chosen = None
         if masks is not None:
+            empty = torch.arange(index.shape[1], device=index.device) >= count[:, None]
             rows = index[..., None, None].expand(-1, -1, *masks.shape[2:])
             chosen = masks.gather(1, rows).masked_fill(empty[..., None, None], 0)
-        return cls(
-            box.rows(boxes, index).masked_fill(empty[..., None], 0),
-            scores.gather(1, index).masked_fill(empty, 0),
-            labels.gather(1, index).masked_fill(empty, 0),
-            count,
-            chosen,
-        )
+        taken = ops.take_found(index, count, boxes, scores, labels)
+        return cls(*taken, count, chosen)
 
 
 def _flatten(found: Found) -> tuple[list[Any], None]:

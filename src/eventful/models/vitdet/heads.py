@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from eventful import ops
 from eventful.errors import ConfigError
 from eventful.models.vitdet import boxes as box
+from eventful.models.vitdet.box_step import run_stage
 from eventful.models.vitdet.found import Found
 from eventful.models.vitdet.frames import Targets
 from eventful.models.vitdet.kept_regions import RegionMemory
@@ -104,7 +105,10 @@ class BoxStage(nn.Module):
         """See the class."""
         for conv in self.convs:
             regions = conv(regions)
-        hidden = F.relu(self.fc(regions.flatten(1)))
+        return self.ends(F.relu(self.fc(regions.flatten(1))))
+
+    def ends(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and box codes of hidden vectors (n, hidden)."""
         return self.scores(hidden).float(), self.deltas(hidden).float().unflatten(1, (-1, 4))
 
 
@@ -162,9 +166,10 @@ class RegionHeads(nn.Module):
         if not isinstance(maps, UpdatedMaps) or not plain_parts(self, _PARTS):
             return None
         if not memory.state.reversible:
+            places, used = proposals.valid.shape[1], proposals.valid.sum(dim=1)
             for number, stage in enumerate(self._box_stages()):
-                memory.note(f"stage {number}", stage.macs, proposals.valid)
-            return self._detect(maps, in_use(proposals), sizes, None)
+                memory.note(f"stage {number}", stage.macs, places, used)
+            return self._detect(maps, in_use(proposals), sizes, None, memory)
         changed = memory.follow(maps.name, maps.changed)
         moved = ops.changed_pixels(changed, maps.levels, SCALES, REACH_MAPS)
         return self._detect(maps, proposals, sizes, RegionMemory(memory, moved, maps.levels))
@@ -181,28 +186,36 @@ class RegionHeads(nn.Module):
         proposals: box.Padded,
         sizes: Tensor,
         kept: RegionMemory | None,
+        device: HeadMemory | None = None,
     ) -> Found:
-        shape = proposals.valid.shape
-        total: Tensor | None = None
-        refined = proposals.boxes.flatten(0, 1)[:, None]
-        for number, stage in enumerate(self._box_stages()):
+        stages = self._box_stages()
+        logits: list[Tensor] = []
+        for number, stage in enumerate(stages):
 
             def compute(regions: box.Padded, stage: BoxStage = stage) -> tuple[Tensor, Tensor]:
                 made: tuple[Tensor, Tensor] = stage(self._regions(maps, regions))
                 return made
 
-            if kept is None:
-                logits, codes = compute(proposals)
+            name = f"stage {number}"
+            if device is not None:
+                scores, codes = run_stage(stage, device, name, self._regions(maps, proposals))
+            elif kept is None:
+                scores, codes = compute(proposals)
             else:
-                logits, codes = kept.stage(f"stage {number}", proposals, compute, stage.macs)
-            refined = stage.coder.decode(proposals.boxes.flatten(0, 1), codes)
-            scores = logits.softmax(dim=1)
-            total = scores if total is None else total + scores
-            clipped = box.clip_each(refined[:, 0].unflatten(0, shape), sizes)
-            proposals = box.Padded(clipped, proposals.valid)
-        assert total is not None
-        scored = (total / len(self.stages)).unflatten(0, shape)
-        found = self._pick(refined.unflatten(0, shape), scored, proposals.valid, sizes)
+                scores, codes = kept.stage(name, proposals, compute, stage.macs)
+            logits.append(scores)
+            if number + 1 < len(stages):
+                moved = ops.refine_boxes(proposals.boxes, codes, stage.coder.weights, sizes)
+                proposals = box.Padded(moved, proposals.valid)
+        scores, boxes = ops.region_scores(
+            tuple(logits),
+            codes,
+            (proposals.boxes, proposals.valid),
+            stages[-1].coder.weights,
+            sizes,
+            self.config.score_threshold,
+        )
+        found = self._pick(scores, boxes)
         return found if self.mask is None else self._masked(maps, found)
 
     def losses(
@@ -247,24 +260,16 @@ class RegionHeads(nn.Module):
         clipped = box.clip_each(refined.unflatten(0, sampled.valid.shape), sizes)
         return box.Padded.where(sampled.valid & box.nonempty(clipped), clipped)
 
-    def _pick(self, boxes: Tensor, scores: Tensor, valid: Tensor, sizes: Tensor) -> Found:
-        """The detections from boxes (B, K, classes or 1, 4) and scores (B, K, classes + 1)."""
+    def _pick(self, scores: Tensor, boxes: Tensor) -> Found:
+        """The detections from what `ops.region_scores` gives."""
         config = self.config
-        fine = valid & boxes.isfinite().flatten(2).all(dim=2) & scores.isfinite().all(dim=2)
-        scores = torch.where(fine[..., None], scores[..., :-1], -torch.inf)
-        candidate = scores > config.score_threshold
-        count = candidate.sum(dim=(1, 2))
         # Of equal scores the earlier region goes first, and of one region the earlier class.
-        scores, order = (
-            torch.where(candidate, scores, -torch.inf)
-            .flatten(1)
-            .sort(dim=1, descending=True, stable=True)
-        )
-        most = _largest(count, order.shape[1])
+        scores, order = scores.sort(dim=1, descending=True, stable=True)
+        most = _used(scores, -torch.inf)
         scores, order = scores[:, :most], order[:, :most]
-        labels = order % config.classes
-        row = order if boxes.shape[2] > 1 else order // config.classes
-        chosen = box.clip_each(box.rows(boxes.flatten(1, 2), row), sizes)
+        chosen, labels, count = ops.take_candidates(
+            scores, order, boxes, config.classes, config.shared_boxes
+        )
         kept, number = ops.keep_apart(
             chosen, labels, count, config.nms_threshold, config.detections
         )
@@ -286,10 +291,15 @@ class RegionHeads(nn.Module):
 
 def in_use(found: box.Padded) -> box.Padded:
     """Without the last places that no image uses: on a CPU, where it costs no wait."""
-    some = _largest(found.valid.sum(dim=1), found.valid.shape[1])
-    return box.Padded(found.boxes[:, :some].contiguous(), found.valid[:, :some])
+    some = _used(found.valid, False)
+    return box.Padded(found.boxes[:, :some].contiguous(), found.valid[:, :some].contiguous())
 
 
-def _largest(count: Tensor, places: int) -> int:
-    """The largest count on a CPU, at least 1; on a device all places: the host does not know it."""
-    return max(1, int(count.max())) if count.device.type == "cpu" else places
+def _used(values: Tensor, none: float) -> int:
+    """The most places of an image in (B, n) that do not hold `none`; at least 1.
+
+    On a device all places: the host does not know what they hold.
+    """
+    if values.device.type != "cpu":
+        return values.shape[1]
+    return max(1, int((values != none).sum(dim=1).max()))

@@ -66,7 +66,7 @@ class RegionMemory:
         stored = boxes.masked_fill(~valid[..., None], torch.nan)
         for name, value in zip(names, (stored, *outputs), strict=True):
             self._memory.state.fill(self._memory.slot(name), value)
-        self._memory.note(stage, macs, due)
+        self._memory.note(stage, macs, due.shape[1], due.sum(dim=1))
         return outputs[0].flatten(0, 1), outputs[1].flatten(0, 1)
 
     def _held(self, names: list[str], boxes: Tensor) -> list[Tensor] | None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from eventful.models.vitdet import boxes as box
 from eventful.models.vitdet.frames import Targets
-from eventful.models.vitdet.rpn import Predictions
+from eventful.models.vitdet.rpn import PredictionRows, Predictions
 
 BoxLoss = Literal["l1", "giou"]
 
@@ -99,7 +99,7 @@ RPN_SAMPLING = Sampling(256, 0.5, 0.3, 0.7, rescue=True)
 
 
 def rpn_losses(
-    found: Predictions, targets: Targets, sampling: Sampling = RPN_SAMPLING
+    found: Predictions | PredictionRows, targets: Targets, sampling: Sampling = RPN_SAMPLING
 ) -> dict[str, Tensor]:
     """Objectness by cross entropy, boxes by L1, both over all sampled anchors."""
     anchors, coder = torch.cat(found.anchors), box.BoxCoder()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eventful import ops
-from eventful.models.vitdet.boxes import Padded, iou, pyramid_level
+from eventful.models.vitdet.boxes import Padded, iou
 from eventful.surgery.adapters.torchvision_ops import compiled_ops
 
 _AT_ONCE = 1024  # boxes whose groups share one IoU matrix; beyond, each group has its own
@@ -124,9 +124,9 @@ def pool_regions(
     Returns:
         (B * n, C, output, output), image after image, channels last in memory.
     """
-    level = pyramid_level(found.boxes, first_level, first_level + len(maps) - 1) - first_level
-    level = torch.where(found.valid & found.boxes.isfinite().all(dim=-1), level, -1)
-    rows = tuple(features.permute(0, 2, 3, 1).contiguous() for features in maps)
+    last = first_level + len(maps) - 1
+    level = ops.region_levels(found.boxes, found.valid, first_level, last)
+    rows = tuple(_channels_last(features) for features in maps)
     scales = tuple(2.0 ** -(first_level + number) for number in range(len(maps)))
     trained = torch.is_grad_enabled() and any(part.requires_grad for part in maps)
     if trained or _compiled(found.boxes) is not None:
@@ -134,6 +134,15 @@ def pool_regions(
     else:
         pooled = ops.align_regions(rows, scales, found.boxes.float(), level, output)
     return pooled.permute(0, 3, 1, 2)
+
+
+def _channels_last(features: Tensor) -> Tensor:
+    """A map (B, C, h, w) as (B, h, w, C), each image contiguous.
+
+    In a batch of streams the images of a level lie apart, with other levels between them.
+    """
+    rows = features.permute(0, 2, 3, 1)
+    return rows if rows[:1].is_contiguous() else rows.contiguous()
 
 
 def _compiled(boxes: Tensor) -> Any:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from eventful import ops
 from eventful.models.vitdet import boxes as box
 from eventful.models.vitdet.regions import suppress
 from eventful.models.vitdet.updated import UpdatedMaps, pyramid_levels, update_predictions
@@ -36,29 +37,68 @@ class Predictions:
     codes: list[Tensor]
 
 
-# Of the first few sizes. None is given up again: recorded work may read it for ever.
-_anchors: dict[tuple[Any, torch.device], tuple[Tensor, ...]] = {}
+@dataclass(frozen=True)
+class PredictionRows:
+    """The same in a step of a stream: views of its memory, which the next frame changes.
+
+    Attributes:
+        rows: (S, P, 5 * anchors) of each pixel of all levels the logits, then the codes.
+        slots: (B,) the row of each image; None if image b has row b.
+        levels: how the pixels lie.
+    """
+
+    rows: Tensor
+    slots: Tensor | None
+    levels: ops.MapLevels
+
+    @property
+    def anchors(self) -> list[Tensor]:
+        """(n, 4) of each level."""
+        return anchors_of(self.levels.sizes, self.rows.device)
+
+    @property
+    def logits(self) -> list[Tensor]:
+        """(B, n) of each level, as copies."""
+        return ops.level_parts(ops.held(self.rows, self.slots), self.levels)[0]
+
+    @property
+    def codes(self) -> list[Tensor]:
+        """(B, n, 4) of each level, as copies."""
+        return ops.level_parts(ops.held(self.rows, self.slots), self.levels)[1]
+
+
+# Of the first few sizes, all levels in one. None is given up again: recorded work may read it for
+# ever.
+_anchors: dict[tuple[Any, torch.device], Tensor] = {}
 _MOST_ANCHORS = 8
 
+Grids = tuple[tuple[int, int], ...]
 
-def anchors_of(grids: tuple[tuple[int, int], ...], device: torch.device) -> list[Tensor]:
-    """The anchors (n, 4) of each level of maps of these sizes (h, w); usually made once."""
+
+def all_anchors(grids: Grids, device: torch.device) -> Tensor:
+    """The anchors (n, 4) of maps of these sizes (h, w), level after level; usually made once."""
     known = _anchors.get((grids, device))
     if known is not None:
-        return list(known)
+        return known
     with torch.inference_mode(False):
         # Sizes are powers of two: a product with one is not rounded.
         unit = box.cell_anchors(1.0, ANCHOR_RATIOS, device)
-        made = tuple(
-            box.grid_anchors(size * unit, grid, stride)
-            for size, grid, stride in zip(ANCHOR_SIZES, grids, STRIDES, strict=True)
+        parts = zip(ANCHOR_SIZES, grids, STRIDES, strict=True)
+        made = torch.cat(
+            [box.grid_anchors(size * unit, grid, stride) for size, grid, stride in parts]
         )
     # Work that is being recorded has no value before its first replay, and compiled code no memory.
     recorded = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    plain = type(made[0]) is Tensor and not torch.compiler.is_compiling()
+    plain = type(made) is Tensor and not torch.compiler.is_compiling()
     if plain and not recorded and len(_anchors) < _MOST_ANCHORS:
         _anchors[grids, device] = made
-    return list(made)
+    return made
+
+
+def anchors_of(grids: Grids, device: torch.device) -> list[Tensor]:
+    """The anchors (n, 4) of each level of maps of these sizes (h, w)."""
+    counts = [len(ANCHOR_RATIOS) * high * wide for high, wide in grids]
+    return list(all_anchors(grids, device).split(counts))
 
 
 class RPN(nn.Module):
@@ -102,18 +142,12 @@ class RPN(nn.Module):
             found.codes.append(codes.reshape(len(x), -1, 4).float())
         return found
 
-    def step_forward(self, memory: HeadMemory, maps: Sequence[Tensor]) -> Predictions | None:
+    def step_forward(self, memory: HeadMemory, maps: Sequence[Tensor]) -> PredictionRows | None:
         """`forward` in a step of a stream: only what a changed token reaches is computed."""
         parts = (nn.ModuleList, nn.Conv2d)
         if not isinstance(maps, UpdatedMaps) or not plain_parts(self, parts):
             return None
-        outputs, count = update_predictions(self, memory, maps), len(ANCHOR_RATIOS)
-        found = Predictions(anchors_of(maps.levels.sizes, outputs.device), [], [])
-        for level in range(len(STRIDES)):
-            part = maps.levels.part(outputs, level).flatten(1, 2).float()
-            found.logits.append(part[..., :count].flatten(1))
-            found.codes.append(part[..., count:].unflatten(2, (count, 4)).flatten(1, 2))
-        return found
+        return PredictionRows(*update_predictions(self, memory, maps), maps.levels)
 
     def step_bytes(self, grid: tuple[int, int], dtype: torch.dtype) -> int:
         """Bytes held for one stream with a grid (h, w) of tokens."""
@@ -121,41 +155,49 @@ class RPN(nn.Module):
         return pyramid_levels(grid).pixels * channels * dtype.itemsize + 8
 
     @torch.no_grad()
-    def propose(self, found: Predictions, sizes: Tensor) -> box.Padded:
+    def propose(self, found: Predictions | PredictionRows, sizes: Tensor) -> box.Padded:
         """The best boxes of each image, inside it, the best first.
 
         Args:
             sizes: (B, 2), height and width of each image.
         """
-        boxes, scores = self._best(found)
-        images, levels, _ = scores.shape
-        boxes, scores = boxes.flatten(1, 2), scores.flatten(1)
-        valid = boxes.isfinite().all(dim=2) & scores.isfinite()
-        boxes = box.clip_each(boxes, sizes)
-        found_boxes = box.Padded.where(valid & box.nonempty(boxes), boxes)
-        sets = (images * levels, -1)
-        kept = suppress(
-            found_boxes.boxes.reshape(*sets, 4), found_boxes.valid.reshape(sets), self.nms_threshold
-        ).reshape(images, -1)
-        order = scores.masked_fill(~kept, -torch.inf).argsort(dim=1, descending=True, stable=True)
-        order = order[:, : self._counts()[1]]
-        return box.Padded.where(kept.gather(1, order), box.rows(boxes, order))
+        boxes, valid, scores = self._best(found, sizes)
+        kept = suppress(boxes.flatten(0, 1), valid.flatten(0, 1), self.nms_threshold)
+        kept = kept.view_as(valid).flatten(1)
+        limit = self._counts()[1]
+        return box.Padded(*ops.best_boxes(boxes.flatten(1, 2), scores.flatten(1), kept, limit))
 
     def _counts(self) -> tuple[int, int]:
         """Proposals of a level that enter NMS, and those of an image that leave it."""
         use = 0 if self.training else 1
         return self.keep_before[use], self.keep_after[use]
 
-    def _best(self, found: Predictions) -> tuple[Tensor, Tensor]:
-        """The n best of each level: boxes (B, levels, n, 4) and logits (B, levels, n).
+    def _best(
+        self, found: Predictions | PredictionRows, sizes: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The n best of each level: boxes (B, levels, n, 4), which are one, and their logits.
 
         Levels with fewer are filled up: their last logits are -inf.
         """
-        top, index = _best_of_levels(found.logits, self._counts()[0])
+        count = self._counts()[0]
+        if isinstance(found, PredictionRows) and _on_device(found.rows):
+            rows, levels, slots = found.rows, found.levels, found.slots
+            logits = ops.level_logits(rows, levels, slots)
+            top, index = logits.topk(min(count, logits.shape[2]), dim=2)
+            anchors = all_anchors(levels.sizes, rows.device)
+            boxes, valid = ops.proposal_boxes(rows, top, index, anchors, levels, sizes, slots)
+            return boxes, valid, top
+        top, index = _best_of_levels(found.logits, count)
         codes, anchors = torch.cat(found.codes, dim=1), torch.cat(found.anchors)
         chosen = box.rows(codes, index.flatten(1))
         decoded = self.coder.decode(anchors[index].flatten(0, 2), chosen.flatten(0, 1))
-        return decoded.unflatten(0, index.shape), top
+        boxes, valid = ops.boxes_inside(decoded.unflatten(0, index.shape), top, sizes)
+        return boxes, valid, top
+
+
+def _on_device(rows: Tensor) -> bool:
+    """Whether all levels are handled at once: a device needs as long for one as for all."""
+    return rows.is_cuda or ops.forced_backend() is not None
 
 
 def _best_of_levels(logits: Sequence[Tensor], count: int) -> tuple[Tensor, Tensor]:
@@ -165,7 +207,7 @@ def _best_of_levels(logits: Sequence[Tensor], count: int) -> tuple[Tensor, Tenso
     """
     most = min(count, max(part.shape[1] for part in logits))
     first = list(accumulate((part.shape[1] for part in logits), initial=0))
-    if logits[0].is_cuda:  # all levels at once: a device needs as long for one as for all
+    if logits[0].is_cuda:  # all levels at once, see `_on_device`
         width = max(part.shape[1] for part in logits)
         shape = (len(logits[0]), len(logits), width)
         padded = torch.full(shape, -torch.inf, device=logits[0].device)

@@ -57,11 +57,11 @@ def update_pyramid(pyramid: SimpleFeaturePyramid, memory: HeadMemory, image: Ten
     pre = _update_inputs(pyramid, memory, tokens, changed, levels)
     moved = ops.changed_pixels(changed, levels, SCALES, REACH_MAPS)
     maps = memory.open("maps", moved, pre.shape[2], pre)
-    smoothed = moved.clone()
-    smoothed[:, levels.span(4)] = False  # p6 is made of p5
+    convolved = MapLevels(levels.sizes[:4])  # p6 is made of p5
+    smoothed = ops.list_changed(moved, convolved.sizes)
     layer, slots = _smooth_layer(pyramid, memory), memory.state.slots
-    ops.update_maps_(maps, pre, layer, smoothed, levels, slots)
-    memory.note("maps", layer.weight[0].numel(), smoothed[:, : levels.offsets[4]])
+    ops.update_maps_(maps, pre, layer, smoothed, convolved, slots)
+    memory.note("maps", layer.weight[0].numel(), convolved.pixels, smoothed.count)
     _subsample_(maps, moved, levels, slots)
     held = memory.maps("maps")
     views = [levels.part(held, level).permute(0, 3, 1, 2) for level in range(len(SCALES))]
@@ -102,18 +102,19 @@ def _update_inputs(
     dim = first.weight.shape[1] // 4
     room = ops.scratch("pyramid p2", (len(tokens), 4 * tokens.shape[1], dim), tokens)
     between = tokens.new_empty(len(tokens), 4 * tokens.shape[1], dim) if room is None else room
-    ops.lift_tokens_(between, tokens, first, changed.flatten(1), grid, 0)
-    memory.note("p2 first", first.weight.numel(), changed.flatten(1))
+    moved = ops.list_changed(changed.flatten(1), (grid,))
+    ops.lift_tokens_(between, tokens, first, moved, grid, 0)
+    memory.note("p2 first", first.weight.numel(), tokens.shape[1], moved.count)
     inputs = (
-        ("p2", between, finer),
-        ("p3", tokens, changed),
-        ("p4", tokens, changed),
-        ("p5", _pooled(tokens, grid), halved.unflatten(1, levels.sizes[3])),
+        ("p2", between, ops.list_changed(finer.flatten(1), levels.sizes[1:2])),
+        ("p3", tokens, moved),
+        ("p4", tokens, moved),
+        ("p5", _pooled(tokens, grid), ops.list_changed(halved, levels.sizes[3:4])),
     )
-    for level, (name, x, moved) in enumerate(inputs):
-        lift, size, flat = lifts[level], (moved.shape[1], moved.shape[2]), moved.flatten(1)
-        ops.lift_tokens_(pre, x, lift, flat, size, levels.offsets[level], slots)
-        memory.note(name, lift.weight.numel(), flat)
+    for level, (name, x, some) in enumerate(inputs):
+        lift, (size,) = lifts[level], some.sizes
+        ops.lift_tokens_(pre, x, lift, some, size, levels.offsets[level], slots)
+        memory.note(name, lift.weight.numel(), some.mask.shape[1], some.count)
     return pre
 
 
@@ -155,20 +156,28 @@ def _subsample_(maps: Tensor, moved: Tensor, levels: MapLevels, slots: Tensor | 
     maps[:, levels.span(4)].index_copy_(0, own, kept)
 
 
-def update_predictions(rpn: RPN, memory: HeadMemory, maps: UpdatedMaps) -> Tensor:
-    """Objectness and box codes of every anchor (B, P, 5 * anchors), brought up to date."""
+def update_predictions(
+    rpn: RPN, memory: HeadMemory, maps: UpdatedMaps
+) -> tuple[Tensor, Tensor | None]:
+    """Objectness and box codes of every anchor, brought up to date.
+
+    Returns:
+        (S, P, 5 * anchors), and the slots (B,) of the streams in it, None if it has a row for each.
+    """
     state, levels = memory.state, maps.levels
     changed = memory.follow(maps.name, maps.changed)
     first, second, last = memory.constant("layers", lambda: _prediction_layers(rpn))
     moved = ops.changed_pixels(changed, levels, SCALES, _REACH_MID)
     mid = memory.update("mid", state.raw(f"{maps.name}/maps"), first, moved, levels)
-    reached = ops.changed_pixels(changed, levels, SCALES, _REACH_OUT)
+    reached = ops.list_changed(
+        ops.changed_pixels(changed, levels, SCALES, _REACH_OUT), levels.sizes
+    )
     room = ops.scratch("rpn", mid.shape, mid)
     between = torch.empty_like(mid) if room is None else room
     ops.update_maps_(between, mid, second, reached, levels, state.slots)
-    memory.note("second", second.weight[0].numel(), reached)
+    memory.note("second", second.weight[0].numel(), levels.pixels, reached.count)
     out = memory.update("out", between, last, reached, levels)
-    return out.clone() if state.slots is None else ops.held(out, state.slots)
+    return (out.clone(), None) if state.slots is None else (out, state.slots)
 
 
 def _prediction_layers(rpn: RPN) -> tuple[MapLayer, MapLayer, MapLayer]:

@@ -13,7 +13,27 @@ from eventful.ops.reference.attention import (
     logits,
     merge_partial,
     relative_logits,
+    relative_logits_all,
     whole_bias,
+)
+from eventful.ops.reference.boxes import (
+    MOST_GROWTH,
+    Weights,
+    box_rows,
+    centred,
+    clip_each,
+    decode_boxes,
+    nonempty,
+    pyramid_level,
+    region_levels,
+    table,
+)
+from eventful.ops.reference.candidates import (
+    candidates,
+    refine_boxes,
+    region_scores,
+    take_candidates,
+    take_found,
 )
 from eventful.ops.reference.context import ContextMemory, add_context_, context_part, key_bias
 from eventful.ops.reference.exact import (
@@ -41,11 +61,13 @@ from eventful.ops.reference.gates import (
     wanted_tokens,
 )
 from eventful.ops.reference.maps import (
+    Changed,
     Lift,
     MapLayer,
     MapLevels,
     changed_pixels,
     lift_tokens_,
+    list_changed,
     update_maps_,
 )
 from eventful.ops.reference.motion import (
@@ -56,6 +78,13 @@ from eventful.ops.reference.motion import (
     match_blocks,
 )
 from eventful.ops.reference.pool import Pool, share_out
+from eventful.ops.reference.proposals import (
+    best_boxes,
+    boxes_inside,
+    level_logits,
+    level_parts,
+    proposal_boxes,
+)
 from eventful.ops.reference.regions import (
     align_regions,
     area,
@@ -68,11 +97,15 @@ from eventful.ops.reference.regions import (
 )
 from eventful.ops.reference.rows import (
     add_norm,
+    differing,
     differs,
+    fill_slots_,
     gather,
     held,
     indices_of,
     join_heads,
+    norm_relu,
+    renew_rows_,
     scatter_,
     split_heads,
     swap_rows_,
@@ -88,13 +121,23 @@ from eventful.ops.reference.scores import (
     score_of,
     spread_sample,
 )
-from eventful.ops.reference.windows import WindowGrid, WindowMap, attend_windows, window_map
+from eventful.ops.reference.windows import (
+    WIDEST_WINDOW,
+    WindowGrid,
+    WindowMap,
+    attend_windows,
+    border_bias,
+    window_map,
+)
 
 __all__ = [
     "CELL",
+    "MOST_GROWTH",
     "REPORT",
     "SAMPLE",
     "UNIT",
+    "WIDEST_WINDOW",
+    "Changed",
     "ContextMemory",
     "ExactMemory",
     "LayerNorm",
@@ -105,6 +148,7 @@ __all__ = [
     "Picked",
     "Pool",
     "Ragged",
+    "Weights",
     "WindowGrid",
     "WindowMap",
     "add_context_",
@@ -116,15 +160,25 @@ __all__ = [
     "attend_lse",
     "attend_partial",
     "attend_windows",
+    "best_boxes",
+    "border_bias",
+    "box_rows",
+    "boxes_inside",
     "by_level",
+    "candidates",
     "carry",
+    "centred",
     "changed_pixels",
+    "clip_each",
     "context_part",
     "contrast",
+    "decode_boxes",
+    "differing",
     "differs",
     "error_norm",
     "estimate_error_",
     "exchange_",
+    "fill_slots_",
     "fit_rows",
     "follow_change_",
     "follow_level",
@@ -141,15 +195,27 @@ __all__ = [
     "join_heads",
     "keep_apart",
     "key_bias",
+    "level_logits",
+    "level_parts",
     "lift_tokens_",
+    "list_changed",
     "logits",
     "lost_rows",
     "lost_tokens",
     "match_blocks",
     "merge_partial",
+    "nonempty",
+    "norm_relu",
     "pick",
+    "proposal_boxes",
+    "pyramid_level",
     "recompute_",
+    "refine_boxes",
+    "region_levels",
+    "region_scores",
     "relative_logits",
+    "relative_logits_all",
+    "renew_rows_",
     "roi_align",
     "row_norm",
     "sample",
@@ -160,6 +226,9 @@ __all__ = [
     "spread_sample",
     "suppress",
     "swap_rows_",
+    "table",
+    "take_candidates",
+    "take_found",
     "take_slots",
     "update_maps_",
     "wanted_tokens",

@@ -147,6 +147,26 @@ def merge_partial(
     return merged, merged_lse, grown.masked_fill(lost, float("inf"))
 
 
+def relative_logits_all(
+    query: Tensor, heads: int, rows: Tensor, columns: Tensor, slots: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`relative_logits` of all queries of a grid, without a table per query.
+
+    Args:
+        query: (S, N, H*d), a buffer; N = h * w.
+        rows, columns: (h, kh, d) and (w, kw, d), as in `relative_logits`.
+        slots: (B,) row of the buffer that belongs to each stream; None if row b does.
+
+    Returns:
+        (B, N, H, kh) and (B, N, H, kw).
+    """
+    kept = held(query, slots)
+    grid = kept.view(len(kept), rows.shape[0], columns.shape[0], heads, -1)
+    down = torch.einsum("byxhd,ykd->byxhk", grid, rows.to(query.dtype))
+    across = torch.einsum("byxhd,xkd->byxhk", grid, columns.to(query.dtype))
+    return down.flatten(1, 2).contiguous(), across.flatten(1, 2).contiguous()
+
+
 def relative_logits(
     q: Tensor, rows: Tensor, columns: Tensor, index: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -94,31 +94,61 @@ def _of_level(values: Tensor, level: int) -> Tensor:
     return values[min(level, len(values) - 1)]
 
 
+@dataclass(frozen=True, eq=False)
+class Changed:
+    """Changed pixels of maps, see `list_changed`.
+
+    Attributes:
+        mask: (B, P).
+        count: (B,) of each stream.
+        sizes: (h, w) of the levels they were listed for: the first ones of the maps.
+        listed: a backend's own list of them; None where it needs none.
+    """
+
+    mask: Tensor
+    count: Tensor
+    sizes: tuple[tuple[int, int], ...]
+    listed: tuple[Tensor, Tensor] | None = None
+
+
+def list_changed(mask: Tensor, sizes: tuple[tuple[int, int], ...]) -> Changed:
+    """The changed pixels of a mask (B, P), listed once for all layers that compute them.
+
+    Args:
+        sizes: (h, w) of the levels that are computed: the first ones of the P pixels.
+    """
+    used = sum(h * w for h, w in sizes)
+    return Changed(mask, mask[:, :used].sum(dim=1), sizes)
+
+
 def update_maps_(
     out_: Tensor,
     x: Tensor,
     layer: MapLayer,
-    changed: Tensor,
+    changed: Changed,
     levels: MapLevels,
     slots: Tensor | None = None,
 ) -> None:
-    """out_[s, p] = layer(x)[s, p] where changed[b, p]; other places keep their bits.
+    """out_[s, p] = layer(x)[s, p] where a pixel changed; other places keep their bits.
 
     3 x 3: stride 1, zero padding within each level.
 
     Args:
         out_: (S, P, C').
         x: (S, P, C).
-        changed: (B, P).
+        changed: pixels (B, P), listed for the sizes of `levels`.
+        levels: of both maps; where they have more, the others are left as they are.
         slots: (B,) row of both that belongs to each stream; None if row b does.
     """
-    source, before = held(x, slots), held(out_, slots)
+    source, span = held(x, slots), slice(levels.pixels)
+    before = held(out_, slots)[:, span]
     parts = [
         layer.whole(levels.part(source, level), level).flatten(1, 2)
         for level in range(len(levels.sizes))
     ]
-    after = torch.where(changed[..., None], torch.cat(parts, dim=1).to(out_.dtype), before)
-    _put_back(out_, after, slots)
+    mask = changed.mask[:, span, None]
+    after = torch.where(mask, torch.cat(parts, dim=1).to(out_.dtype), before)
+    _put_back(out_[:, span], after, slots)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +183,7 @@ def lift_tokens_(
     out_: Tensor,
     tokens: Tensor,
     lift: Lift,
-    changed: Tensor,
+    changed: Changed,
     grid: tuple[int, int],
     place: int,
     slots: Tensor | None = None,
@@ -163,7 +193,7 @@ def lift_tokens_(
     Args:
         out_: (S, P, C'); the map of size `grid * scale` begins at pixel `place`.
         tokens: (B, n, D), one row per stream b; they may be pixels of another map.
-        changed: (B, n).
+        changed: tokens (B, n), listed for a grid of them.
         grid: (h, w) of the tokens, n = h * w.
         slots: (B,) row of `out_` that belongs to each stream; None if row b does.
     """
@@ -171,7 +201,7 @@ def lift_tokens_(
     pixels = lift.pixels(tokens)
     pixels = pixels.view(len(tokens), high, wide, scale, scale, -1)
     pixels = pixels.permute(0, 1, 3, 2, 4, 5).flatten(1, 4)  # (B, h * scale * w * scale, C')
-    moved = changed.view(-1, high, 1, wide, 1).expand(-1, -1, scale, -1, scale).flatten(1)
+    moved = changed.mask.view(-1, high, 1, wide, 1).expand(-1, -1, scale, -1, scale).flatten(1)
     span = slice(place, place + pixels.shape[1])
     after = held(out_, slots).clone()
     after[:, span] = torch.where(moved[..., None], pixels.to(out_.dtype), after[:, span])

@@ -149,7 +149,7 @@ def align_regions(
     ROIAlignV2 with sampling ratio 0.
 
     Args:
-        maps: (B, h, w, C) each.
+        maps: (B, h, w, C) each; images may lie apart, each one is contiguous.
         scales: pixels of each map per pixel of the image.
         boxes: (B, K, 4), no larger than an image or so: the work grows with their area.
         level: (B, K) which map a box reads; -1 for none, which gives zeros.

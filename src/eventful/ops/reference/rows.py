@@ -11,6 +11,44 @@ def take_slots(memory: Tensor, slots: Tensor) -> Tensor:
     return memory.index_select(0, slots)
 
 
+def fill_slots_(memory: Tensor, values: Tensor, slots: Tensor, good: Tensor | None = None) -> None:
+    """Write values (B, ...) to the rows `slots` (B,) of a memory (S, ...).
+
+    Args:
+        good: (B,) streams that are written; None for all.
+    """
+    if good is not None:
+        keep = good.view(-1, *[1] * (values.dim() - 1))
+        values = torch.where(keep, values.to(memory.dtype), memory.index_select(0, slots))
+    memory.index_copy_(0, slots, values.to(memory.dtype))
+
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def differing(rows: Tensor, before: Tensor) -> Tensor:
+    """Which rows (B, N, D) differ in any bit from others of the same kind; (B, N)."""
+    bits = BITS[rows.dtype.itemsize]
+    found: Tensor = (rows.contiguous().view(bits) != before.view(bits)).any(dim=-1)
+    return found
+
+
+def renew_rows_(memory: Tensor, rows: Tensor, slots: Tensor, good: Tensor | None = None) -> Tensor:
+    """Write rows (B, N, D) as `fill_slots_` does; returns those that differ in any bit, (B, N).
+
+    In a stream that is not written none does. Rows and memory are of one kind.
+    """
+    changed = differing(rows, memory.index_select(0, slots))
+    fill_slots_(memory, rows, slots, good)
+    return changed if good is None else changed & good[:, None]
+
+
+def norm_relu(rows: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """ReLU of the layer norm of rows (n, D)."""
+    normed = torch.nn.functional.layer_norm(rows, rows.shape[-1:], weight, bias, eps)
+    return torch.nn.functional.relu(normed)
+
+
 def differs(pieces: tuple[Tensor, ...], before: Tensor, addresses: Tensor) -> Tensor:
     """Whether the elements of some tensors, one after another, differ from `before`: a bool ().
 

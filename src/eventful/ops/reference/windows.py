@@ -11,10 +11,16 @@ from torch import Tensor
 from eventful.ops.reference.attention import whole_bias
 from eventful.ops.reference.rows import held
 
+# Tokens in a row of a window that the GPU kernel takes: it holds a row's keys and values at once.
+WIDEST_WINDOW = 128
+
 
 @dataclass(frozen=True)
 class WindowGrid:
-    """A grid of tokens cut into windows, padded at the bottom right: (height, width) each."""
+    """A grid of tokens cut into windows, which may reach over it at the bottom right.
+
+    Grid and window are (height, width).
+    """
 
     grid: tuple[int, int]
     window: tuple[int, int]
@@ -63,6 +69,17 @@ def window_map(windows: WindowGrid, device: torch.device) -> WindowMap:
     return WindowMap(members, window_of, place_of)
 
 
+def border_bias(inside: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The bias of attention in windows that end at the border of the grid.
+
+    Args:
+        inside: which keys are in the grid, of a shape that fits the bias.
+        bias: what else is added; None for nothing.
+    """
+    zero = inside.new_zeros(inside.shape, dtype=dtype) if bias is None else bias
+    return zero.masked_fill(~inside, -torch.inf)
+
+
 def attend_windows(
     q: Tensor,
     k: Tensor,
@@ -82,7 +99,8 @@ def attend_windows(
         k, v: (S, H, N, d).
         index: (B, M) tokens of the queries.
         relative: (B, M, H, window height) and (B, M, H, window width), see `relative_logits`.
-        pad: key and value (H*d,) of a padding token; None where windows fit the grid.
+        pad: key and value (H*d,) of the token in places over the border of the grid; None where
+            windows fit the grid, or end at its border.
         slots: (B,) row of `k` and `v` that belongs to each stream; None if row b does.
         places: (B, N) slot of each token in `index`, -1 for none, where the caller knows it;
             then what stands in padded slots of the result is undefined.
@@ -106,5 +124,7 @@ def attend_windows(
     keys, values = members(k, pad and pad[0]), members(v, pad and pad[1])
     scores = torch.einsum("bhmd,bmshd->bhms", q * scale, keys)
     bias = whole_bias(None, relative)
+    if pad is None and windows.padded:
+        bias = border_bias(inside[:, None], bias, scores.dtype)
     weights = (scores if bias is None else scores + bias).softmax(dim=-1)
     return torch.einsum("bhms,bmshd->bhmd", weights, values)

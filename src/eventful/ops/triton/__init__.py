@@ -12,26 +12,44 @@ import torch
 from torch import Tensor
 
 from eventful.ops.reference import (
+    WIDEST_WINDOW,
     ContextMemory,
     ExactMemory,
-    Lift,
-    MapLayer,
-    MapLevels,
     Picked,
     PickRule,
     Ragged,
+    WindowGrid,
     grey_picture,
 )
 from eventful.ops.triton.attention import attend, attend_lse, attend_partial
+from eventful.ops.triton.candidates import (
+    refine_boxes,
+    region_levels,
+    region_scores,
+    take_candidates,
+    take_found,
+)
 from eventful.ops.triton.context import add_context_
 from eventful.ops.triton.exact import add_held, exchange_, gate_error, gate_rows, recompute_
 from eventful.ops.triton.gates import MOST_TOKENS, error_norm, pick
-from eventful.ops.triton.maps import changed_pixels, lift_tokens_, update_maps_
+from eventful.ops.triton.maps import changed_pixels, lift_tokens_, list_changed, update_maps_
 from eventful.ops.triton.motion import carry, match_blocks
-from eventful.ops.triton.nms import MOST_KEPT, keep_apart, suppress
-from eventful.ops.triton.regions import MOST_MAPS, align_regions
-from eventful.ops.triton.relative import relative_logits
-from eventful.ops.triton.rows import add_norm, differs, swap_rows_, take_slots, write_rows_
+from eventful.ops.triton.nms import keep_apart, suppress
+from eventful.ops.triton.proposals import best_boxes, level_logits, proposal_boxes
+from eventful.ops.triton.region_checks import REGION_CHECKS
+from eventful.ops.triton.regions import align_regions
+from eventful.ops.triton.relative import relative_logits, relative_logits_all
+from eventful.ops.triton.row_checks import ROW_CHECKS
+from eventful.ops.triton.rows import (
+    add_norm,
+    differs,
+    fill_slots_,
+    norm_relu,
+    renew_rows_,
+    swap_rows_,
+    take_slots,
+    write_rows_,
+)
 from eventful.ops.triton.scores import (
     MOST_CHANGES,
     contrast,
@@ -50,6 +68,7 @@ __all__ = [
     "attend_lse",
     "attend_partial",
     "attend_windows",
+    "best_boxes",
     "carry",
     "changed_pixels",
     "contrast",
@@ -57,20 +76,32 @@ __all__ = [
     "error_norm",
     "estimate_error_",
     "exchange_",
+    "fill_slots_",
     "follow_change_",
     "frame_score",
     "gate_error",
     "gate_rows",
     "grey_picture",
     "keep_apart",
+    "level_logits",
     "lift_tokens_",
+    "list_changed",
     "match_blocks",
+    "norm_relu",
     "pick",
+    "proposal_boxes",
     "recompute_",
+    "refine_boxes",
     "refuse",
+    "region_levels",
+    "region_scores",
     "relative_logits",
+    "relative_logits_all",
+    "renew_rows_",
     "suppress",
     "swap_rows_",
+    "take_candidates",
+    "take_found",
     "take_slots",
     "update_maps_",
     "write_rows_",
@@ -228,7 +259,17 @@ def _attend_partial(
     return _attend(q, k, v, scale, bias)
 
 
-def _attend_windows(q: Tensor, k: Tensor, v: Tensor, *rest: object, **named: object) -> str | None:
+def _attend_windows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float = 1.0,
+    windows: WindowGrid | None = None,
+    *rest: object,
+    **named: object,
+) -> str | None:
+    if windows is not None and windows.window[1] > WIDEST_WINDOW:
+        return f"rows of a window have more than {WIDEST_WINDOW} tokens"
     if not q.dtype == k.dtype == v.dtype:
         return "queries, keys and values differ in dtype"
     return None if q.shape[-1] <= 256 else "heads are wider than 256"
@@ -253,10 +294,6 @@ def _add_context(
         return "heads are wider than 256"
     whole = all(part.is_contiguous() for part in vars(memory).values())
     return None if whole else "the memory is not contiguous"
-
-
-def _take_slots(memory: Tensor, slots: Tensor) -> str | None:
-    return None if memory.is_contiguous() else "the memory is not contiguous"
 
 
 def _swap_rows(
@@ -343,82 +380,20 @@ def _carry(memory: Tensor, motion: Tensor, *rest: object, **named: object) -> st
     return None if motion.is_contiguous() else "the motion is not contiguous"
 
 
-def _suppress(boxes: Tensor, valid: Tensor, threshold: float) -> str | None:
-    whole = boxes.is_contiguous() and valid.is_contiguous()
-    return None if whole else "the boxes are not contiguous"
-
-
-def _keep_apart(
-    boxes: Tensor, groups: Tensor, count: Tensor, threshold: float, limit: int
-) -> str | None:
-    if limit > MOST_KEPT:
-        return f"more than {MOST_KEPT} kept boxes do not fit one program"
-    return _suppress(boxes, groups, threshold)
-
-
-def _align_regions(
-    maps: tuple[Tensor, ...], scales: object, boxes: Tensor, level: Tensor, output: int
-) -> str | None:
-    if len(maps) > MOST_MAPS:
-        return f"it reads at most {MOST_MAPS} maps"
-    if maps[0].shape[-1] > _WIDEST:
-        return f"the maps are wider than {_WIDEST}"
-    if any(part.requires_grad for part in maps) and torch.is_grad_enabled():
-        return "it has no gradients"
-    whole = all(part.is_contiguous() for part in (*maps, boxes, level))
-    return None if whole else "a tensor is not contiguous"
-
-
-def _update_maps(
-    out_: Tensor, x: Tensor, layer: MapLayer, changed: Tensor, levels: MapLevels, *rest: object
-) -> str | None:
-    before, after = layer.weight.shape[-2:]
-    parts = (out_, x, layer.weight, changed)
-    return _channels(out_, x, before, after, layer.weight.dtype, parts)
-
-
-def _lift_tokens(
-    out_: Tensor, tokens: Tensor, lift: Lift, changed: Tensor, *rest: object
-) -> str | None:
-    weight, after = lift.weight, lift.weight.shape[-1] // lift.scale**2
-    if tokens.stride(-1) != 1:
-        return "the tokens' last axis is not contiguous"
-    return _channels(out_, tokens, tokens.shape[-1], after, weight.dtype, (out_, weight, changed))
-
-
-def _channels(
-    out_: Tensor, x: Tensor, before: int, after: int, kind: torch.dtype, parts: tuple[Tensor, ...]
-) -> str | None:
-    if not out_.dtype == x.dtype == kind:
-        return "maps and weights differ in dtype"
-    if before % 16 or after > 512:
-        return "it takes a multiple of 16 channels, and makes at most 512"
-    return None if all(part.is_contiguous() for part in parts) else "a tensor is not contiguous"
-
-
-def _changed_pixels(tokens: Tensor, *rest: object) -> str | None:
-    return None if tokens.is_contiguous() else "the mask is not contiguous"
-
-
 _CHECKS: dict[str, Callable[..., str | None]] = {
+    **REGION_CHECKS,
+    **ROW_CHECKS,
     "error_norm": _error_norm,
-    "update_maps_": _update_maps,
-    "lift_tokens_": _lift_tokens,
-    "changed_pixels": _changed_pixels,
     "frame_score": _frame_score,
     "estimate_error_": _estimate_error,
     "follow_change_": _follow_change,
     "add_context_": _add_context,
     "pick": _pick,
-    "suppress": _suppress,
-    "keep_apart": _keep_apart,
-    "align_regions": _align_regions,
     "add_norm": _add_norm,
     "attend": _attend,
     "attend_lse": _attend,
     "attend_partial": _attend_partial,
     "attend_windows": _attend_windows,
-    "take_slots": _take_slots,
     "match_blocks": _match_blocks,
     "carry": _carry,
     "add_held": _gate,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from eventful.ops.reference import ContextMemory
 from eventful.ops.triton.attention import precision
+from eventful.ops.triton.relative import relative_at
 from eventful.ops.triton.tiles import Tile, fitting
 
 _LARGE_TILE: Tile = {"rows": 128, "lanes": 64, "warps": 8, "stages": 3}
@@ -19,20 +20,6 @@ _SMALL_TILES: tuple[Tile, ...] = (
     {"rows": 32, "lanes": 32, "warps": 4, "stages": 1},
     {"rows": 16, "lanes": 16, "warps": 4, "stages": 1},
 )
-
-
-@triton.jit
-def _key_bias(below, aside, at, width, DOWN: tl.constexpr, ACROSS: tl.constexpr,
-              PRECISION: tl.constexpr):  # fmt: skip
-    """Relative position of a tile of queries to the keys `at` some places, in fp32.
-
-    A product with ones where a key is. It is exact for finite numbers, but for TF32 where the user
-    allows it, and several times faster than gathering: the keys are anywhere in the grid.
-    """
-    row = (tl.arange(0, DOWN)[:, None] == (at // width)[None, :]).to(below.dtype)
-    column = (tl.arange(0, ACROSS)[:, None] == (at % width)[None, :]).to(aside.dtype)
-    bias = tl.dot(below, row, input_precision=PRECISION)
-    return tl.dot(aside, column, bias, input_precision=PRECISION)
 
 
 @triton.jit
@@ -116,7 +103,9 @@ def _add_context(
             bias = weight_new
             if RELATIVE:
                 at_key = tl.load(index + j, mask=valid, other=0).to(tl.int32)
-                bias = _key_bias(below, aside, at_key, key_width, DOWN, ACROSS, PRECISION)
+                bias = relative_at(
+                    below, aside, at_key // key_width, at_key % key_width, DOWN, ACROSS, PRECISION
+                )
             top_new, weight_new, total_new = _fold_keys(
                 rows, k_new, v_new, bias, j, valid, stride_kn, stride_vn, factor,
                 top_new, weight_new, total_new, HEAD, HEAD_PAD, RELATIVE, PRECISION,

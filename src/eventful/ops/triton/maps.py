@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eventful.ops.reference.maps import Lift, MapLayer, MapLevels
+from eventful.ops.reference.maps import Changed, Lift, MapLayer, MapLevels
 from eventful.ops.triton.attention import precision
 from eventful.ops.triton.tiles import Tile, fitting
 
@@ -47,7 +47,7 @@ def _parts(
 
 @triton.jit
 def _list_changed(
-    changed, listed, counts, table, pixels, streams, CHUNK: tl.constexpr,
+    changed, listed, counts, table, pixels, streams, levels, CHUNK: tl.constexpr,
 ):  # fmt: skip
     row = table + tl.program_id(0) * 5
     stream = tl.program_id(1)
@@ -61,23 +61,32 @@ def _list_changed(
     if total == 0:
         return
     base = tl.atomic_add(counts + level, total)
+    tl.atomic_add(counts + levels + stream, total)
     to = first * streams + base + tl.cumsum(hit, axis=0) - 1
     tl.store(listed + to, at, mask=hit != 0)
 
 
-def _listed(changed: Tensor, sizes: tuple[tuple[int, int], ...]) -> tuple[Tensor, Tensor]:
-    """Numbers of the changed pixels (B, P), level after level, and how many each level has.
+def list_changed(mask: Tensor, sizes: tuple[tuple[int, int], ...]) -> Changed:
+    """See `reference.list_changed`.
 
-    The list of a level starts at its first pixel times B. Its order is not always the same.
+    The list of a level starts at its first pixel times B. Its order is not always the same. Behind
+    it, in the second tensor, how many each level has.
     """
-    batch, pixels = changed.shape
-    listed = torch.empty(batch * pixels, dtype=torch.int32, device=changed.device)
-    counts = torch.zeros(len(sizes), dtype=torch.int32, device=changed.device)
-    table = _parts(sizes, 1, _CHUNK, changed.device)
+    batch, pixels = mask.shape
+    listed = torch.empty(batch * pixels, dtype=torch.int32, device=mask.device)
+    counts = torch.zeros(len(sizes) + batch, dtype=torch.int32, device=mask.device)
+    table = _parts(sizes, 1, _CHUNK, mask.device)
     _list_changed[(len(table), batch)](
-        changed, listed, counts, table, pixels, batch, CHUNK=_CHUNK, num_warps=4
+        mask, listed, counts, table, pixels, batch, len(sizes), CHUNK=_CHUNK, num_warps=4
     )
-    return listed, counts
+    return Changed(mask, counts[len(sizes) :], sizes, (listed, counts))
+
+
+def _listed(changed: Changed, sizes: tuple[tuple[int, int], ...]) -> tuple[Tensor, Tensor]:
+    if changed.listed is None or changed.sizes != sizes:
+        changed = list_changed(changed.mask, sizes)
+    assert changed.listed is not None
+    return changed.listed
 
 
 @triton.jit
@@ -165,7 +174,7 @@ def update_maps_(
     out_: Tensor,
     x: Tensor,
     layer: MapLayer,
-    changed: Tensor,
+    changed: Changed,
     levels: MapLevels,
     slots: Tensor | None = None,
 ) -> None:
@@ -174,14 +183,14 @@ def update_maps_(
     gain, shift, eps = (out_, out_, 0.0) if layer.norm is None else layer.norm
     bias = out_ if layer.bias is None else layer.bias
     listed, counts = _listed(changed, levels.sizes)
-    batch = len(changed)
+    batch, pixels = changed.mask.shape
 
     def launch(rows: int, lanes: int, num_warps: int, num_stages: int) -> None:
         table = _parts(levels.sizes, batch, rows, out_.device)
         _update_maps[(len(table),)](
             out_, x, layer.weight, bias, gain, shift, listed, counts,
             counts if slots is None else slots, table,
-            batch, levels.pixels, eps, out_.stride(0), x.stride(0),
+            batch, pixels, eps, out_.stride(0), x.stride(0),
             len(layer.weight) - 1, len(bias) - 1, len(gain) - 1,
             C_IN=before, C=after, N=max(16, triton.next_power_of_2(after)), TAPS=taps, M=rows,
             K=_lanes(before, lanes), BIAS=layer.bias is not None, NORM=layer.norm is not None,
@@ -243,7 +252,7 @@ def lift_tokens_(
     out_: Tensor,
     tokens: Tensor,
     lift: Lift,
-    changed: Tensor,
+    changed: Changed,
     grid: tuple[int, int],
     place: int,
     slots: Tensor | None = None,
@@ -265,8 +274,8 @@ def lift_tokens_(
             PRECISION=precision(tokens.dtype), num_warps=num_warps, num_stages=num_stages,
         )  # fmt: skip
 
-    tiles = _TILES if after <= 256 else _TILES[1:]  # wider ones need too many registers
-    fitting(("lift", out_.device, tokens.dtype, before, after), tiles, launch)
+    # Few tokens change: the tile of 128 rows was slower when measured, whatever the width.
+    fitting(("lift", out_.device, tokens.dtype, before, after), _TILES[1:], launch)
 
 
 @cache
@@ -289,8 +298,27 @@ def _spread_table(
 
 
 @triton.jit
+def _any_token(
+    tokens, width, real, top, bottom, left, right, span, FEW: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """Whether a token between the borders of each pixel changed; at most `span` and SPAN apart."""
+    column = left[:, None] + tl.arange(0, SPAN)[None, :]
+    inside = real[:, None] & (column <= right[:, None])
+    column = tokens + column
+    found = tl.zeros([FEW, SPAN], dtype=tl.int32)
+    down = span * 0
+    while down < span:
+        at = top + down
+        there = inside & (at <= bottom)[:, None]
+        found |= tl.load(column + at[:, None] * width, mask=there, other=0).to(tl.int32)
+        down += 1
+    return tl.max(found, axis=1) != 0
+
+
+@triton.jit
 def _changed_pixels(
-    tokens, out, table, height, width, pixels, reach, FEW: tl.constexpr, SPAN: tl.constexpr,
+    tokens, out, table, height, width, pixels, reach, FEW: tl.constexpr, NEAR: tl.constexpr,
+    SPAN: tl.constexpr,
 ):  # fmt: skip
     row = table + tl.program_id(0) * 6
     stream = tl.program_id(1)
@@ -302,12 +330,16 @@ def _changed_pixels(
     stride = tl.load(row + 5)
     y = place // across
     x = place % across
+    tokens += stream * height * width
+    out += stream * pixels + first
     if fine > 0:  # tokens of `fine` pixels a side
         top = tl.maximum(y - reach, 0) // fine
         bottom = tl.minimum((y + reach) // fine, height - 1)
         left = tl.maximum(x - reach, 0) // fine
         right = tl.minimum((x + reach) // fine, width - 1)
         span = reach * 2 // fine + 2
+        hit = _any_token(tokens, width, real, top, bottom, left, right, span, FEW, NEAR)
+        tl.store(out + place, hit, mask=real)
     else:  # pixels of two tokens a side; a last odd row or column belongs to none
         far = tl.where(stride == 1, reach, tl.maximum(2 * reach - 1, 0))
         top = tl.maximum(y * stride - far, 0) * 2
@@ -315,18 +347,8 @@ def _changed_pixels(
         left = tl.maximum(x * stride - far, 0) * 2
         right = tl.minimum(x * stride + far, width // 2 - 1) * 2 + 1
         span = 2 * (2 * far + 1)
-    column = left[:, None] + tl.arange(0, SPAN)[None, :]
-    inside = real[:, None] & (column <= right[:, None])
-    column = tokens + stream * height * width + column
-    found = tl.zeros([FEW, SPAN], dtype=tl.int32)
-    down = span * 0
-    while down < span:
-        at = top + down
-        there = inside & (at <= bottom)[:, None]
-        found |= tl.load(column + at[:, None] * width, mask=there, other=0).to(tl.int32)
-        down += 1
-    hit = tl.max(found, axis=1) != 0
-    tl.store(out + stream * pixels + first + place, hit, mask=real)
+        hit = _any_token(tokens, width, real, top, bottom, left, right, span, FEW, SPAN)
+        tl.store(out + place, hit, mask=real)
 
 
 def changed_pixels(
@@ -336,9 +358,9 @@ def changed_pixels(
     batch, height, width = tokens.shape
     out = torch.empty(batch, levels.pixels, dtype=torch.bool, device=tokens.device)
     table = _spread_table(levels.sizes, scales, tokens.device)
-    widest = max(2 * (4 * reach + 1) if scale < 1 else 2 * reach + 2 for scale in scales)
     _changed_pixels[(len(table), batch)](
         tokens, out, table, height, width, levels.pixels, reach, FEW=_FEW,
-        SPAN=triton.next_power_of_2(widest), num_warps=4,
+        NEAR=triton.next_power_of_2(2 * reach + 2),
+        SPAN=triton.next_power_of_2(2 * (4 * reach + 1)), num_warps=4,
     )  # fmt: skip
     return out

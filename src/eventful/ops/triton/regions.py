@@ -24,7 +24,7 @@ def _taps(at, length):
 @triton.jit
 def _align_regions(
     a, b, c, d, boxes, levels, out, per_image, channels,
-    ha, hb, hc, hd, wa, wb, wc, wd, sa, sb, sc, sd,
+    ha, hb, hc, hd, wa, wb, wc, wd, ia, ib, ic, ie, sa, sb, sc, sd,
     OUTPUT: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """One bin of one region, all channels."""
@@ -32,13 +32,13 @@ def _align_regions(
     region = program // (OUTPUT * OUTPUT)
     cell = program % (OUTPUT * OUTPUT)
     level = tl.load(levels + region).to(tl.int32)
-    features, height, width, scale = a, ha, wa, sa
+    features, height, width, image, scale = a, ha, wa, ia, sa
     if level == 1:
-        features, height, width, scale = b, hb, wb, sb
+        features, height, width, image, scale = b, hb, wb, ib, sb
     if level == 2:
-        features, height, width, scale = c, hc, wc, sc
+        features, height, width, image, scale = c, hc, wc, ic, sc
     if level == 3:
-        features, height, width, scale = d, hd, wd, sd
+        features, height, width, image, scale = d, hd, wd, ie, sd
     x1 = tl.load(boxes + region * 4).to(tl.float32) * scale - 0.5
     y1 = tl.load(boxes + region * 4 + 1).to(tl.float32) * scale - 0.5
     x2 = tl.load(boxes + region * 4 + 2).to(tl.float32) * scale - 0.5
@@ -50,7 +50,7 @@ def _align_regions(
     down = tl.where(fine, tl.ceil(side_y), 0.0).to(tl.int32)
     column = tl.arange(0, CHANNELS)
     inside = column < channels
-    start = features + (region // per_image).to(tl.int64) * height * width * channels + column
+    start = features + (region // per_image).to(tl.int64) * image + column
     total = tl.zeros((CHANNELS,), dtype=tl.float32)
     for j in range(0, down):
         part = tl.div_rn(j + 0.5, down.to(tl.float32))
@@ -92,7 +92,8 @@ def align_regions(
     block = triton.next_power_of_2(channels)
     _align_regions[(regions * output * output,)](
         *maps, boxes, level, out, level.shape[1], channels,
-        *(part.shape[1] for part in maps), *(part.shape[2] for part in maps), *scales,
+        *(part.shape[1] for part in maps), *(part.shape[2] for part in maps),
+        *(part.stride(0) for part in maps), *scales,
         OUTPUT=output, CHANNELS=block, num_warps=max(1, min(4, block // 128)),
     )  # fmt: skip
     return out

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eventful.ops.reference.rows import BITS
+
 
 @triton.jit
 def _write_rows(
@@ -174,6 +176,105 @@ def take_slots(memory: Tensor, slots: Tensor) -> Tensor:
         _take_slots[(triton.cdiv(size, block), len(slots))](
             memory, slots, out, size, BLOCK=block, num_warps=8
         )
+    return out
+
+
+@triton.jit
+def _fill_slots(memory, values, slots, good, size, HAS_GOOD: tl.constexpr, BLOCK: tl.constexpr):
+    stream = tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + stream).to(tl.int64)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    if HAS_GOOD:
+        inside = inside & (tl.load(good + stream) != 0)
+    found = tl.load(values + stream * size + at, mask=inside)
+    tl.store(memory + slot * size + at, found.to(memory.dtype.element_ty), mask=inside)
+
+
+def fill_slots_(memory: Tensor, values: Tensor, slots: Tensor, good: Tensor | None = None) -> None:
+    """See `reference.fill_slots_`."""
+    size = memory[0].numel()
+    if not size or not len(slots):
+        return
+    block = min(4096, triton.next_power_of_2(size))
+    _fill_slots[(triton.cdiv(size, block), len(slots))](
+        memory, values.contiguous(), slots, slots if good is None else good.view(torch.int8), size,
+        HAS_GOOD=good is not None, BLOCK=block, num_warps=8 if block > 256 else 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _renew_rows(
+    memory, rows, slots, good, changed, count, width, stride_mb, stride_rb, stride_rn,
+    HAS_GOOD: tl.constexpr, FEW: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    stream = tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + stream).to(tl.int64)
+    row = tl.program_id(0) * FEW + tl.arange(0, FEW)
+    column = tl.arange(0, WIDTH)
+    own = row < count
+    taken = own
+    if HAS_GOOD:
+        taken = own & (tl.load(good + stream) != 0)
+    inside = taken[:, None] & (column < width)[None, :]
+    at = rows + stream * stride_rb + row.to(tl.int64)[:, None] * stride_rn + column[None, :]
+    new = tl.load(at, mask=inside, other=0)
+    at = memory + slot * stride_mb + row.to(tl.int64)[:, None] * width + column[None, :]
+    old = tl.load(at, mask=inside, other=0)
+    tl.store(at, new, mask=inside)
+    hit = tl.max((new != old).to(tl.int32), axis=1) != 0
+    tl.store(changed + stream * count + row, hit.to(tl.int8), mask=own)
+
+
+def renew_rows_(memory: Tensor, rows: Tensor, slots: Tensor, good: Tensor | None = None) -> Tensor:
+    """See `reference.renew_rows_`."""
+    batch, count, width = rows.shape
+    changed = torch.empty(batch, count, dtype=torch.bool, device=rows.device)
+    if not changed.numel():
+        return changed
+    bits = BITS[rows.dtype.itemsize]
+    block = triton.next_power_of_2(width)
+    few = max(1, 4096 // block)
+    _renew_rows[(triton.cdiv(count, few), batch)](
+        memory.view(bits), rows.view(bits), slots,
+        slots if good is None else good.view(torch.int8), changed.view(torch.int8), count, width,
+        memory.stride(0), rows.stride(0), rows.stride(1),
+        HAS_GOOD=good is not None, FEW=few, WIDTH=block, num_warps=8,
+    )  # fmt: skip
+    return changed
+
+
+@triton.jit
+def _norm_relu(
+    rows, weight, bias, out, count, width, eps, FEW: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0) * FEW + tl.arange(0, FEW)).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    fits = column < width
+    inside = (row < count)[:, None] & fits[None, :]
+    at = row[:, None] * width + column[None, :]
+    x = tl.load(rows + at, mask=inside, other=0.0).to(tl.float32)
+    centred = x - (tl.sum(x, axis=1) / width)[:, None]
+    centred = tl.where(inside, centred, 0.0)
+    spread = tl.sum(centred * centred, axis=1) / width
+    x = centred * tl.rsqrt(spread + eps)[:, None]
+    x = x * tl.load(weight + column, mask=fits, other=0.0).to(tl.float32)[None, :]
+    x = x + tl.load(bias + column, mask=fits, other=0.0).to(tl.float32)[None, :]
+    x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(out + at, x.to(out.dtype.element_ty), mask=inside)
+
+
+def norm_relu(rows: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """See `reference.norm_relu`."""
+    rows = rows.contiguous()
+    out, (count, width) = torch.empty_like(rows), rows.shape
+    if not out.numel():
+        return out
+    block = triton.next_power_of_2(width)
+    few = max(1, 2048 // block)
+    _norm_relu[(triton.cdiv(count, few),)](
+        rows, weight, bias, out, count, width, eps, FEW=few, WIDTH=block, num_warps=4
+    )
     return out
 
 

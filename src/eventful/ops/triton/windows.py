@@ -11,6 +11,7 @@ from torch import Tensor
 
 from eventful.ops.reference import WindowGrid
 from eventful.ops.triton.attention import precision
+from eventful.ops.triton.relative import relative_at
 from eventful.ops.triton.tiles import Tile, fitting
 
 _TILES: tuple[Tile, ...] = ({}, {"rows": 32, "lanes": 32}, {"rows": 16, "lanes": 16})
@@ -22,10 +23,11 @@ def _attend_windows(
     queries, heads, height, width, windows_across, q_tiles, scale,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
-    TALL: tl.constexpr, WIDE: tl.constexpr, ROW_PAD: tl.constexpr, TILES: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr, SPOTS: tl.constexpr, FEW: tl.constexpr,
+    ROW_PAD: tl.constexpr, TILES: tl.constexpr,
     HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
-    RELATIVE: tl.constexpr, PADDED: tl.constexpr, HAS_SLOTS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    RELATIVE: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, PADDED: tl.constexpr,
+    HAS_SLOTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     window = tl.program_id(0) // q_tiles
     tile = tl.program_id(0) % q_tiles
@@ -35,14 +37,23 @@ def _attend_windows(
     top_y = (window // windows_across) * TALL
     left_x = (window % windows_across) * WIDE
 
-    spot = tile * M + tl.arange(0, M)
-    y = top_y + spot // WIDE
-    x = left_x + spot % WIDE
-    inside = (spot < TALL * WIDE) & (y < height) & (x < width)
-    held_at = tl.load(places + stream * height * width + y * width + x, mask=inside, other=-1)
-    real = held_at >= 0
-    if tl.sum(real.to(tl.int32), axis=0) > 0:
-        m = tl.where(real, held_at, 0).to(tl.int64)
+    # The selected queries of the window, one after another: the tile takes M of them.
+    mine = tile * M + tl.arange(0, M)
+    holder = tl.zeros([M], dtype=tl.int32)
+    found = 0
+    for part in range(SPOTS // FEW):
+        spot = part * FEW + tl.arange(0, FEW)
+        y = top_y + spot // WIDE
+        x = left_x + spot % WIDE
+        inside = (spot < TALL * WIDE) & (y < height) & (x < width)
+        held_at = tl.load(places + stream * height * width + y * width + x, mask=inside, other=-1)
+        chosen = (held_at >= 0).to(tl.int32)
+        rank = tl.where(held_at >= 0, found + tl.cumsum(chosen, axis=0) - 1, -1)
+        holder += tl.sum(tl.where(mine[:, None] == rank[None, :], held_at[None, :], 0), axis=1)
+        found += tl.sum(chosen, axis=0)
+    if tile * M < found:
+        real = mine < found
+        m = holder.to(tl.int64)
         d = tl.arange(0, HEAD_PAD)
         fits = d < HEAD
         rows = tl.load(
@@ -51,15 +62,22 @@ def _attend_windows(
         )  # fmt: skip
         k += slot * stride_kb + head * stride_kh
         v += slot * stride_vb + head * stride_vh
-        LINES: tl.constexpr = K // ROW_PAD
         lane = tl.arange(0, K)
         column = lane % ROW_PAD
         place = (stream * queries + m) * heads + head
+        below = rows
+        aside = rows
         if RELATIVE:
+            far = tl.arange(0, DOWN)
+            below = tl.load(
+                down + place[:, None] * TALL + far[None, :],
+                mask=real[:, None] & (far < TALL)[None, :], other=0.0,
+            )  # fmt: skip
+            far = tl.arange(0, ACROSS)
             aside = tl.load(
-                across + place[:, None] * WIDE + column[None, :],
-                mask=real[:, None] & (column < WIDE)[None, :], other=0.0,
-            ).to(tl.float32)  # fmt: skip
+                across + place[:, None] * WIDE + far[None, :],
+                mask=real[:, None] & (far < WIDE)[None, :], other=0.0,
+            )  # fmt: skip
         top = tl.full([M], -float("inf"), dtype=tl.float32)
         weight = tl.zeros([M], dtype=tl.float32)
         total = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
@@ -69,29 +87,24 @@ def _attend_windows(
             ky, kx = top_y + line, left_x + column
             held = valid & (ky < height) & (kx < width)
             n = ky * width + kx
-            kt = tl.load(
-                k + n[None, :] * stride_kn + d[:, None],
-                mask=held[None, :] & fits[:, None], other=0.0,
-            )  # fmt: skip
-            values = tl.load(
-                v + n[:, None] * stride_vn + d[None, :],
-                mask=held[:, None] & fits[None, :], other=0.0,
-            )  # fmt: skip
+            key_at = k + n * stride_kn
+            value_at = v + n * stride_vn
             if PADDED:  # places over the border hold the model's padding token
-                outside = valid & ~held
-                pk = tl.load(pad_k + head * HEAD + d, mask=fits, other=0.0)
-                pv = tl.load(pad_v + head * HEAD + d, mask=fits, other=0.0)
-                kt = tl.where(outside[None, :], pk[:, None], kt)
-                values = tl.where(outside[:, None], pv[None, :], values)
+                key_at = tl.where(held, key_at, pad_k + head * HEAD)
+                value_at = tl.where(held, value_at, pad_v + head * HEAD)
+                held = valid
+            else:  # windows end at the border
+                valid = held
+            kt = tl.load(
+                key_at[None, :] + d[:, None], mask=held[None, :] & fits[:, None], other=0.0
+            )
+            values = tl.load(
+                value_at[:, None] + d[None, :], mask=held[:, None] & fits[None, :], other=0.0
+            )
             score = tl.dot(rows, kt, input_precision=PRECISION) * (scale * 1.4426950408889634)
             if RELATIVE:
-                each = step * LINES + tl.arange(0, LINES)
-                below = tl.load(
-                    down + place[:, None] * TALL + each[None, :],
-                    mask=real[:, None] & (each < TALL)[None, :], other=0.0,
-                ).to(tl.float32)  # fmt: skip
-                below = tl.broadcast_to(below[:, :, None], (M, LINES, ROW_PAD))
-                score += (aside + tl.reshape(below, (M, K))) * 1.4426950408889634
+                bias = relative_at(below, aside, line, column, DOWN, ACROSS, PRECISION)
+                score += bias * 1.4426950408889634
             score = tl.where(valid[None, :], score, -float("inf"))
             higher = tl.maximum(top, tl.max(score, axis=1))
             share = tl.exp2(score - higher[:, None])
@@ -158,16 +171,19 @@ def _launch(
     rows = tile.get("rows", 64 if tall * wide > 32 else 16)
     q_tiles = triton.cdiv(tall * wide, rows)
     down, across = relative or (q, q)
-    pad_k, pad_v = pad or (q, q)
+    pad_k, pad_v = (q, q) if pad is None else (part.to(k.dtype) for part in pad)
+    spots = triton.next_power_of_2(tall * wide)
     _attend_windows[(windows.count * q_tiles, heads, batch)](
         q, k, v, pad_k, pad_v, down, across, places, q if slots is None else slots, out,
         queries, heads, height, width, windows.across, q_tiles, scale,
         q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
         v.stride(0), v.stride(1), v.stride(2), out.stride(0), out.stride(2), out.stride(1),
-        TALL=tall, WIDE=wide, ROW_PAD=row_pad, TILES=triton.cdiv(tall, lanes // row_pad),
+        TALL=tall, WIDE=wide, SPOTS=spots, FEW=min(spots, 256), ROW_PAD=row_pad,
+        TILES=triton.cdiv(tall, lanes // row_pad),
         HEAD=head, HEAD_PAD=max(16, triton.next_power_of_2(head)), M=rows, K=lanes,
-        RELATIVE=relative is not None, PADDED=pad is not None, HAS_SLOTS=slots is not None,
-        PRECISION=precision(q.dtype), num_warps=tile.get("warps", 4),
-        num_stages=tile.get("stages", 2),
+        RELATIVE=relative is not None, DOWN=max(16, triton.next_power_of_2(tall)),
+        ACROSS=max(16, triton.next_power_of_2(wide)), PADDED=pad is not None,
+        HAS_SLOTS=slots is not None, PRECISION=precision(q.dtype), num_warps=tile.get("warps", 4),
+        num_stages=tile.get("stages", 3),
     )  # fmt: skip
     return out
