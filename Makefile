@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench wheel clean
+.PHONY: help setup demo test test-oldest lint bench wheel clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(STAMP)  ## create .venv and install the package, all extras and the tools, pinned
 
@@ -37,6 +37,24 @@ lint: $(STAMP)  ## formatting, lint, types
 test: lint  ## lint, then the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
+# The oldest timm and transformers, in an environment of their own. tests/oldest.py skips what they
+# do not have yet.
+OLDEST ?= .venv-oldest
+OLDEST_PIP := $(OLDEST)/bin/python -m pip install --disable-pip-version-check -c constraints-oldest.txt
+OLDEST_TESTS := $(addprefix tests/test_, $(addsuffix .py, adapters_timm adapters_timm_taps \
+	adapters_transformers around attention changes guards laws libraries ops packed positions \
+	snapshots specs streams tokenwise))
+
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST_PIP) hatchling editables
+	$(OLDEST_PIP) --no-build-isolation -e ".[cli,timm,hf,vision]" pytest pytest-xdist hypothesis
+	touch $@
+
+test-oldest: $(OLDEST)/.installed  ## tests of core and adapters with the oldest timm and transformers
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(OLDEST)/bin/python -m pytest -q -n 2 --dist loadfile \
+		-p oldest $(OLDEST_TESTS)
+
 bench: $(STAMP)  ## measure the presets into benchmarks/results/, with device, versions and commit
 	$(BIN)/python -m benchmarks.record
 
@@ -44,5 +62,5 @@ wheel: $(STAMP)  ## build into dist/, install into a new environment, check it t
 	$(BIN)/python scripts/wheel.py --demo
 
 clean:  ## remove .venv, caches and build products
-	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from eventful import Config, Stream, TopFraction
 from eventful.bench.contenders import Dense, Measured, Streamed
 from eventful.config import PRESETS
-from eventful.pipeline.models import build
+from eventful.modelspec.timm_models import build
 from eventful.surgery.conversion import convert
 from eventful.video.synthetic import moving_objects
 
@@ -46,7 +46,7 @@ class Row:
 def measure(frames: int, model: str, size: int) -> list[dict[str, Any]]:
     """Rows of the table, one for each preset."""
     torch.manual_seed(0)
-    contenders = _contenders(build(model, size=size))
+    contenders = _contenders(build(model.removeprefix("timm:"), img_size=size))
     for frame in moving_objects(frames, (size, size)):
         _step(contenders, (frame - 0.5) / 0.5)
     return [asdict(_row(contender, contenders[0])) for contender in contenders[1:]]

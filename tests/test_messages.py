@@ -133,8 +133,8 @@ class TestNoModels:
             use(given)
 
     def test_where_and_size(self, model):
-        with pytest.raises(errors.ConfigError, match="where is a function"):
-            eventful.convert(model, where="blocks.1")
+        with pytest.raises(errors.ConfigError, match="or a function of"):
+            eventful.convert(model, where=3)
         for size in ("224", (1, 2, 3), 0):
             with pytest.raises(errors.ConfigError, match="size is one side"):
                 eventful.inspect(model, size)

@@ -67,6 +67,15 @@ def test_the_lines_about_many_streams_run(capsys, tmp_path, monkeypatch):
     assert "frames: " in shown
 
 
+def test_the_lines_about_a_model_of_your_own_run(capsys):
+    page = ROOT / "docs" / "adapters.md"
+    code = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL).group(1)
+    found: dict[str, object] = {"__name__": "page"}
+    exec(compile(code.replace("224", "64"), str(page), "exec"), found)
+    assert "4 of 4 blocks can be made eventful (structure)" in capsys.readouterr().out
+    assert found["tokens"].shape == (1, 17, 64)
+
+
 def anchors(page: Path) -> set[str]:
     """What `#...` may follow a link to a page: its headings, as GitHub writes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)

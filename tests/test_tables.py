@@ -189,7 +189,7 @@ def test_inspection(printed) -> None:
     fits = BlockMatch("encoder.layers.10.attention", "VeryLongNamedTransformerBlock", "timm")
     report = Inspection((fits, miss), (1024, 1024), {"": 4097}, {"paper": 20_847_100_000})
     text = printed(
-        lambda: inspect._show("timm:some_model", "bfloat16", report),
+        lambda: inspect._show("timm:some_model", "bfloat16", report, None),
         *("encoder.layers.11.attention", "VeryLongNamedTransformerBlock", "20,847.1 MB"),
     )
     assert reason.split()[-1] in text

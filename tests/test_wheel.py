@@ -80,7 +80,7 @@ def test_the_metadata(wheel):
     assert about["Version"] == eventful.__version__
     assert about["License-Expression"] == "MIT"
     required = [line for line in about.get_all("Requires-Dist") if "extra ==" not in line]
-    assert sorted(required) == ["numpy", "safetensors", "torch>=2.6"]
+    assert sorted(required) == ["numpy", "safetensors", "torch>=2.11"]
     assert {extra.name for extra in TABLE} <= set(about.get_all("Provides-Extra"))
 
 

@@ -1,4 +1,4 @@
-"""Tiny random timm and torchvision models, one for each thing their adapters must get right."""
+"""Tiny random models for the adapters of timm and torchvision, and for those found by structure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import eventful
+import structures
 from eventful import Config
 from eventful.surgery.libraries import load
 from zoo import Entry
@@ -121,6 +122,10 @@ ZOO: dict[str, Entry] = {
     ),
     "dinov3": Entry(named("vit_small_patch16_dinov3", global_pool="")),
     "sam": Entry(segment_anything, size=(40, 56)),
+    "beit": Entry(named("beit_base_patch16_224", global_pool="")),
+    "parallel": Entry(plain(block_fn=vit.DiffParallelScalingBlock, init_values=0.5)),
+    "structure": Entry(lambda: spread(structures.split())),
+    "structure_nested": Entry(lambda: spread(structures.nested())),
     "torchvision": Entry(lambda: spread(EncoderTokens()), size=(32, 32)),
 }
 

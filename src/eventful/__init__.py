@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from eventful.surgery.conversion import restore as restore
     from eventful.surgery.inspection import inspect as inspect
     from eventful.surgery.torchvision_repair import repair_torchvision as repair_torchvision
+    from eventful.tokens.changed import ImageTokens as ImageTokens
+    from eventful.tokens.changed import TokenChange as TokenChange
+    from eventful.tokens.changed import changed_tokens as changed_tokens
     from eventful.tokens.selection import Selection as Selection
     from eventful.video.frame import Frame as Frame
     from eventful.video.frame import stack as stack
@@ -74,6 +77,7 @@ _HOMES = {
         "TopR",
         "register_policy",
     ),
+    "tokens.changed": ("ImageTokens", "TokenChange", "changed_tokens"),
     "tokens.selection": ("Selection",),
     "rules.record": ("StepRecord",),
     "models.saving": ("save_model",),

@@ -12,15 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from eventful.config import checked_policy
-from eventful.engine.call import Call
 from eventful.engine.controlled import ControlledRunner
 from eventful.engine.executor import Check, StepResult
-from eventful.engine.frames import (
-    Signature,
-    batched,
-    find_frame,
-    refuse_attentions,
-)
+from eventful.engine.frames import Signature, batched
 from eventful.engine.identity import identity_of
 from eventful.errors import FrameError, NonFiniteError, StreamNameError
 from eventful.memory.snapshot import Snapshot, read_snapshot, write_snapshot
@@ -87,11 +81,8 @@ class Stream(ControlledRunner):
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Step with another method of the model, e.g. `forward_intermediates`."""
         with self._alone():
-            frame = find_frame(self.model, args, kwargs)
-            self._judge(method, frame)
-            refuse_attentions(self.model, kwargs)
-            call = Call.of(self.model, method, args, kwargs, frame)
-            streams = len(self._state) or frame.shape[0]
+            call = self._call_of(method, args, kwargs)
+            streams = len(self._state) or call.frame.shape[0]
             fresh = len(self._state) == 0
             if fresh:
                 self._executor = self._on_host(RowState(streams))
@@ -244,8 +235,8 @@ class StreamBatch(ControlledRunner):
     ) -> Any:
         """Step with another method of the model, e.g. `forward_intermediates`."""
         with self._alone():
-            frames = find_frame(self.model, args, kwargs)
-            self._judge(method, frames)
+            call = self._call_of(method, args, kwargs)
+            frames = call.frame
             names = self.streams if streams is None else _checked_names(streams)
             if not names:
                 raise FrameError(
@@ -258,8 +249,6 @@ class StreamBatch(ControlledRunner):
                     f"{frames.shape[0]} frames for {len(names)} streams {names}: pass one frame "
                     "for each of them, and name each once."
                 )
-            refuse_attentions(self.model, kwargs)
-            call = Call.of(self.model, method, args, kwargs, frames)
             rows = [self._row(name) for name in names]
             policies = [self._policies[name] for name in names]
             try:

@@ -8,9 +8,18 @@ from __future__ import annotations
 import sys
 import warnings
 from importlib.util import find_spec
+from typing import Any
 
 from eventful.errors import EventfulError
 from eventful.extras import install_line
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *where: Any) -> None:
+    """The text of a warning of this package alone: where in the code it arose is of no use."""
+    if category.__module__.partition(".")[0] == "eventful":
+        print(message, file=sys.stderr)
+    else:
+        print(f"{category.__name__}: {message}", file=sys.stderr)
 
 
 def main() -> None:
@@ -30,6 +39,7 @@ def main() -> None:
 
     # `eventful doctor` reports it; other commands do not use these operators.
     warnings.filterwarnings("ignore", message="torchvision's compiled operators")
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
         app(prog_name="eventful")
     except EventfulError as error:

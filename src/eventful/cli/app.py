@@ -15,13 +15,16 @@ import typer
 from eventful.cli.evaluate import evaluate
 from eventful.cli.groups import RunUnlessNamed
 from eventful.cli.options import (
+    MODEL_HELP,
     Benchmarked,
     Calibrated,
     Dtype,
     Filmed,
     Filming,
+    FrameSize,
     Json,
     Limited,
+    ModelWeights,
     Sizes,
     TimedSystems,
     Timing,
@@ -98,15 +101,10 @@ class Axis(StrEnum):
 def inspect_model(
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL",
-            help="timm:NAME, or hf:NAME where NAME is a model name or the path of a config.",
-        ),
+        typer.Argument(metavar="MODEL", help=MODEL_HELP),
     ],
-    size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Side of the frame in pixels; default: the model's own."),
-    ] = None,
+    size: FrameSize = None,
+    weights: ModelWeights = None,
     dtype: Annotated[
         Dtype, typer.Option(help="Type of the weights, hence of most of the state.")
     ] = Dtype.float32,
@@ -114,12 +112,13 @@ def inspect_model(
 ) -> None:
     """Dry run of a conversion.
 
-    Shows which blocks match, which do not and why, and the bytes one stream would remember.
-    Changes nothing.
+    Shows which blocks match, which do not and why, and the bytes one stream would remember. Tries
+    the first two steps without the model's arithmetic. Exits with 1 if no block matches, or if a
+    stream would refuse its first frames.
     """
     from eventful.cli import inspect
 
-    inspect.run(model, size, dtype.value, as_json)
+    inspect.run(model, size, weights, dtype.value, as_json)
 
 
 @app.command()
@@ -139,13 +138,17 @@ def demo(
     model: Annotated[
         str, typer.Option(metavar="MODEL", help="As for `eventful run`.")
     ] = "detector",
+    weights: ModelWeights = None,
+    size: FrameSize = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
     as_json: Json = False,
 ) -> None:
     """Run a trained detector on a video, dense and eventful, and film them side by side."""
     from eventful.cli import demo
+    from eventful.modelspec.size import parse_size
 
-    demo.run(video, out, frames, model, device, as_json)
+    opened = demo.Opened(model, weights, parse_size(size))
+    demo.run(video, out, frames, opened, device, as_json)
 
 
 def _plan(
@@ -157,6 +160,7 @@ def _plan(
 ) -> Plan:
     """The plan that the options describe; options a command lacks take their defaults."""
     from eventful.cli.bench import Plan
+    from eventful.modelspec.size import parse_size
 
     sizes, timing = sizes or Sizes(), timing or Timing()
     return Plan(
@@ -170,6 +174,8 @@ def _plan(
         compiled=timing.compiled,
         compile_mode=timing.compile_mode,
         quick=quick,
+        weights=what.weights,
+        size=parse_size(what.size),
     )
 
 

@@ -28,6 +28,7 @@ from eventful.cli import bench_tables
 from eventful.cli.progress import counted, shown
 from eventful.config import PRESETS
 from eventful.errors import ConfigError, ParityError, UnsupportedError
+from eventful.modelspec.size import Size
 
 USUAL = {"cpu": "vitdet-b-672", "cuda": "vit-b-4096"}
 SWEPT = {"cpu": "vit-s-576", "cuda": "vit-b-4096"}
@@ -51,6 +52,8 @@ class Plan:
     compiled: bool = True
     compile_mode: str = ""
     quick: bool = False
+    weights: str | None = None
+    size: Size | None = None
 
     def settings(self, usual: dict[str, str] = USUAL) -> Iterator[Setting]:
         """One run per model, device, dtype and batch, with all presets and budgets."""
@@ -71,6 +74,8 @@ class Plan:
                                 frames=self.frames or (8 if self.quick else TIMED[device_type]),
                                 compiled=self.compiled,
                                 compile_mode=self.compile_mode,
+                                weights=self.weights,
+                                size=self.size or 0,
                             ),
                             free_to_drop=() if self.presets else ("paper",),
                         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from eventful.cli.run_work import EXITS, writing_to
 from eventful.cli.tables import Column, Grid, show
 from eventful.errors import ConfigError
 from eventful.models.shipped import SHIPPED, load
+from eventful.modelspec.size import Size
 from eventful.pipeline import demo
 from eventful.pipeline.folder import RUN
 from eventful.pipeline.loop import RunResult
@@ -21,13 +23,23 @@ from eventful.pipeline.settings import RunSettings
 from eventful.pipeline.stopping import Stop
 
 
+@dataclass(frozen=True)
+class Opened:
+    """The model as the options name it."""
+
+    model: str
+    weights: str | None = None
+    size: Size | None = None
+
+
 def run(
-    video: str | None, out: Path, frames: int | None, model: str, device: str, as_json: bool
+    video: str | None, out: Path, frames: int | None, what: Opened, device: str, as_json: bool
 ) -> None:
     """Run, film, and print one table."""
+    model = what.model
     settings = RunSettings(
         out=out, frames=frames or demo.FRAMES, compare=True, video=False, device=device,
-        overwrite=True,
+        overwrite=True, weights=what.weights, size=what.size,
     )  # fmt: skip
     if (out / RUN).is_file() and not (out / demo.VIDEO).is_file():
         raise ConfigError(f"{out} holds a run that is no demo. Choose another folder with --out.")

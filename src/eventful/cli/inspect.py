@@ -1,4 +1,4 @@
-"""`eventful inspect`: a dry run of a conversion."""
+"""`eventful inspect`: a dry run of a conversion, and of the first steps of a stream."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 from dataclasses import asdict
 
 import torch
+import typer
 
 from eventful.cli.tables import Column, Grid, show
-from eventful.pipeline.models import build
+from eventful.modelspec.opening import open_named
+from eventful.modelspec.size import parse_size
+from eventful.pipeline.first_step import refusal
 from eventful.surgery.conversion import Inspection, inspect
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -19,16 +22,24 @@ _WAYS = {
 }
 
 
-def run(model: str, size: int | None, dtype: str, as_json: bool) -> None:
-    """Print which blocks match and what one stream would hold."""
-    report = inspect(build(model, weightless=True).to(DTYPES[dtype]), size)
+def run(model: str, size: str | None, weights: str | None, dtype: str, as_json: bool) -> None:
+    """Print which blocks match and what one stream would hold; exit with 1 if it cannot run."""
+    given = parse_size(size)
+    opened = open_named(model, weights=weights, size=given, weightless=True)
+    module = opened.model.to(DTYPES[dtype])
+    report = inspect(module, given)
+    refused = None
+    if report.matched and report.size is not None:
+        refused = refusal(module, report.size, given)
     if as_json:
-        print(json.dumps(_to_dict(model, dtype, report), indent=2))
-        return
-    _show(model, dtype, report)
+        print(json.dumps(_to_dict(model, dtype, report, refused), indent=2))
+    else:
+        _show(model, dtype, report, refused)
+    if not report.matched or refused is not None:
+        raise typer.Exit(1)
 
 
-def _to_dict(model: str, dtype: str, report: Inspection) -> dict[str, object]:
+def _to_dict(model: str, dtype: str, report: Inspection, refused: str | None) -> dict[str, object]:
     return {
         "model": model,
         "dtype": dtype,
@@ -36,13 +47,14 @@ def _to_dict(model: str, dtype: str, report: Inspection) -> dict[str, object]:
         "tokens": sum(report.tokens.values()),
         "matched": report.matched,
         "blocks": [{**asdict(block), "matched": block.matched} for block in report.blocks],
+        "refused": refused,
         "state_bytes": report.state_bytes,
         "on_gpu": report.on_gpu,
         "notes": report.notes,
     }
 
 
-def _show(model: str, dtype: str, report: Inspection) -> None:
+def _show(model: str, dtype: str, report: Inspection, refused: str | None) -> None:
     from rich.console import Console
 
     console = Console()
@@ -63,6 +75,10 @@ def _show(model: str, dtype: str, report: Inspection) -> None:
         for block in misses:
             line = f"  {block.name} ({block.type}): {block.reason}"
             console.print(line, markup=False, highlight=False)
+    if refused is not None:
+        line = f"A stream refuses its first frames, all the same: {refused}"
+        console.print(line, markup=False, highlight=False)
+        return
     grid = Grid(
         [Column("preset", names=True), Column("state per stream"), Column("steps on a GPU")],
         title="What one stream remembers",

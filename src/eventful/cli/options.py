@@ -26,8 +26,24 @@ class Dtype(StrEnum):
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Model = Annotated[
-    str, typer.Option("--model", metavar="MODEL", help="timm:NAME or hf:NAME, as for inspect.")
+MODEL_HELP = (
+    "detector, actions, focus, timm:NAME, hf:NAME (a class, a model type, a config, a folder, or "
+    "OWNER/NAME), torchvision:NAME, a .safetensors file of this package, or module.path:function."
+)
+ModelWeights = Annotated[
+    str | None,
+    typer.Option(
+        "--weights",
+        metavar="FILE",
+        help="A .safetensors file (or one of tensors by torch.save), or `pretrained` to fetch the "
+        "published ones. Random if not given.",
+    ),
+]
+FrameSize = Annotated[
+    str | None,
+    typer.Option(
+        "--size", metavar="HxW", help="Of the frames in pixels, 480x640, or one side, 518."
+    ),
 ]
 Side = Annotated[int | None, typer.Option(min=1, help="Side of the frames in pixels.")]
 FramesPerVideo = Annotated[
@@ -106,8 +122,13 @@ class Benchmarked:
 
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[MODEL]...", help="Names of benchmark models; --list shows them."),
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="Benchmark models, which --list shows, or any model that `run` takes.",
+        ),
     ] = None
+    weights: ModelWeights = None
+    size: FrameSize = None
     preset: Annotated[
         list[str] | None, typer.Option("--preset", help="Preset to measure; may be repeated.")
     ] = None

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from eventful.cli.options import Dtype, Json, grouped
+from eventful.cli.options import MODEL_HELP, Dtype, Json, grouped
 
 
 class Format(StrEnum):
@@ -39,8 +39,7 @@ class What:
         str,
         typer.Argument(
             metavar="MODEL",
-            help="detector, actions, focus, timm:NAME, hf:NAME, torchvision:NAME, a .safetensors "
-            "file of this package, or module.path:function.",
+            help=MODEL_HELP,
         ),
     ]
     sources: Annotated[
@@ -55,15 +54,17 @@ class What:
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Of a timm, hf or torchvision model: a .safetensors file, or `pretrained` to "
-            "fetch the published ones. Random if not given.",
+            help="A .safetensors file, or `pretrained` to fetch the published ones. Random if not "
+            "given.",
             rich_help_panel=_MODEL,
         ),
     ] = None
     size: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            min=1, help="Longer side of the frames, or side of a square.", rich_help_panel=_MODEL
+            metavar="HxW",
+            help="Of the frames in pixels, 480x640; or the longer side, or that of a square.",
+            rich_help_panel=_MODEL,
         ),
     ] = None
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.", rich_help_panel=_MODEL)] = "cpu"

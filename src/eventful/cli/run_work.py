@@ -16,6 +16,7 @@ from eventful.budget import BudgetWarning
 from eventful.cli.run import Rule, What, Work, Written
 from eventful.cli.run_progress import progress
 from eventful.errors import EventfulError, RunError
+from eventful.modelspec.size import parse_size
 from eventful.pipeline.loop import RunResult
 from eventful.pipeline.loop import run as run_model
 from eventful.pipeline.outputs import FAILED, INTERRUPTED
@@ -29,12 +30,6 @@ def run(what: What, rule: Rule, work: Work, written: Written, as_json: bool) -> 
     """Run, show how far it is, and end with the exit code of what happened."""
     settings = _settings(what, rule, work, written)
     stop = Stop()
-    if not as_json and not what.weights and what.model.startswith(("timm:", "hf:", "torchvision:")):
-        print(
-            f"{what.model} has random weights; --weights FILE takes real ones, --weights "
-            "pretrained fetches them.",
-            file=sys.stderr,
-        )
     with warnings.catch_warnings(), stop.on_signals(), progress(quiet=as_json) as observer:
         warnings.simplefilter("once", BudgetWarning)
         warnings.showwarning = _warn  # type: ignore[assignment]
@@ -69,6 +64,7 @@ def _settings(what: What, rule: Rule, work: Work, written: Written) -> RunSettin
     given: dict[str, Any] = {**vars(what), **vars(rule), **vars(work), **vars(written)}
     for name in ("model", "sources", "tracker"):
         del given[name]
+    given["size"] = parse_size(what.size)
     given["dtype"], given["format"] = what.dtype.value, written.format.value
     given["track"] = work.tracker.value if work.track else None
     return RunSettings(**given)

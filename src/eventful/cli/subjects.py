@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eventful.errors import UnsupportedError
-from eventful.models.loading import load_model
 from eventful.models.vitdet.model import ViTDet
-from eventful.pipeline.models import label_names, load_state
+from eventful.models.vivit.model import ViViT
+from eventful.modelspec.size import Size
+from eventful.pipeline.models import OpenedModel, label_names, open_model
+from eventful.pipeline.subject import Subject as RunSubject
+from eventful.pipeline.subject import whole_patches
 from eventful.stream import Stream
-from eventful.surgery import libraries
 from eventful.tokens.layout import TokenLayout
 from eventful.video.scene import with_boxes
 
@@ -99,23 +101,20 @@ class Features:
 
     shows = "features"
 
-    def __init__(self, model: Any, size: int | None) -> None:
+    def __init__(self, model: Any, size: Size | None) -> None:
         self.model = model
         self._size = size
         cfg = model.pretrained_cfg
         self._mean = torch.tensor(cfg["mean"])[:, None, None]
         self._std = torch.tensor(cfg["std"])[:, None, None]
         self._fitted: tuple[int, int] | None = None
-        self._basis: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        self._colours = Colours()
 
     def fit(self, height: int, width: int) -> None:
         """Set the model up for frames of this shape, in whole patches."""
         patch = self.model.patch_embed.patch_size[0]
-        longest = self._size or max(self.model.patch_embed.img_size)
-        scale = longest / max(height, width)
-        self._fitted = tuple(
-            max(1, round(side * scale / patch)) * patch for side in (height, width)
-        )
+        size = self._size or max(self.model.patch_embed.img_size)
+        self._fitted = whole_patches(size, (height, width), patch)
         self.model.set_input_size(img_size=self._fitted)
 
     def step(self, stream: Stream, frame: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,58 +128,98 @@ class Features:
         assert stream.last is not None
         layout = next(iter(stream.last.layouts.values()))
         patches = tokens[layout.prefix : layout.tokens - layout.suffix]
-        return shown, 0.35 * shown + 0.65 * self._coloured(patches, layout)
+        features = patches.T.unflatten(1, layout.grid)
+        return shown, 0.35 * shown + 0.65 * self._colours.of(features, self._fitted)
 
     def content(self, layout: TokenLayout) -> tuple[int, int]:
         """See `Subject`."""
         return layout.grid
 
-    def _coloured(self, patches: Tensor, layout: TokenLayout) -> Tensor:
+
+class Outputs:
+    """Any other model: its prediction is its output as colours, where that has places."""
+
+    shows = "outputs"
+
+    def __init__(self, opened: OpenedModel, size: Size | None) -> None:
+        self.model = opened.model
+        self._subject = RunSubject(opened, size)
+        self._colours = Colours()
+
+    def step(self, stream: Stream, frame: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Subject`."""
+        ready = self._subject.at(int(frame.shape[1]), int(frame.shape[2]))
+        prepared = ready.prepare([frame])
+        output = stream.call(ready.method, *prepared.args)
+        shown = F.interpolate(frame.float()[None] / 255, ready.size, mode="bilinear")[0]
+        assert stream.last is not None
+        grid = _map_of(output, next(iter(stream.last.layouts.values())))
+        if grid is None:
+            return shown, shown
+        return shown, 0.35 * shown + 0.65 * self._colours.of(grid, ready.size)
+
+    def content(self, layout: TokenLayout) -> tuple[int, int]:
+        """See `Subject`."""
+        return layout.grid
+
+
+class Colours:
+    """Features as colours, by the three main directions of the first ones."""
+
+    def __init__(self) -> None:
+        self._basis: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+
+    def of(self, features: Tensor, size: tuple[int, int]) -> Tensor:
+        """A picture (3, H, W) in [0, 1] of features (D, h, w)."""
+        grid = (int(features.shape[1]), int(features.shape[2]))
+        patches = features.flatten(1).T
         if self._basis is None:
             mean = patches.mean(dim=0)
             found = torch.linalg.svd(patches - mean, full_matrices=False).Vh[:3]
-            directions = F.pad(
-                found, (0, 0, 0, 3 - len(found))
-            )  # two patches have only two directions
+            # Two patches, or two features, have only two directions.
+            directions = F.pad(found, (0, 0, 0, 3 - len(found)))
             along = (patches - mean) @ directions.T
             low, high = along.quantile(0.02, dim=0), along.quantile(0.98, dim=0)
             self._basis = mean, directions, low, high
         mean, directions, low, high = self._basis
         colours = ((patches - mean) @ directions.T - low) / (high - low).clamp_min(1e-6)
-        grid = colours.clamp(0, 1).T.unflatten(1, layout.grid)
-        assert self._fitted is not None
-        return F.interpolate(grid[None], self._fitted, mode="bicubic")[0].clamp(0, 1)
+        picture = colours.clamp(0, 1).T.unflatten(1, grid)
+        return F.interpolate(picture[None], size, mode="bicubic")[0].clamp(0, 1)
+
+
+def _map_of(output: Any, layout: TokenLayout) -> Tensor | None:
+    """The first part of an output that has places, as (D, h, w); None if there is none."""
+    for values in _tensors(output):
+        found = values.detach()[0].float().cpu()
+        if values.dim() == 4:
+            return found
+        if values.dim() == 3 and values.shape[1] == layout.tokens:
+            patches = found[layout.prefix : layout.tokens - layout.suffix]
+            return patches.T.unflatten(1, layout.grid)
+        if values.dim() == 3 and values.shape[1] * values.shape[2] > 4 * layout.tokens:
+            return found[None]  # one number a pixel, such as depth
+    return None
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    parts: Any = output.values() if isinstance(output, Mapping) else output
+    if not isinstance(output, Mapping | list | tuple):
+        return []
+    return [tensor for part in parts for tensor in _tensors(part)]
 
 
 def subject(
-    name: str, weights: Path | None, size: int | None, score: float, device: str
+    name: str, weights: str | None, size: Size | None, score: float, device: str
 ) -> Subject:
-    """A model by file or name."""
-    family, _, rest = name.partition(":")
-    if family == "timm" and rest:
-        return Features(_timm(rest, weights).to(device), size)
-    path = Path(name)
-    if path.suffix != ".safetensors":
-        raise UnsupportedError(
-            f"{name!r} names no model to show: give timm:NAME, or a .safetensors file of a ViTDet "
-            "made by eventful.save_model or `eventful weights convert`."
-        )
-    model = load_model(path, **({} if size is None else {"size": size}))
-    if not isinstance(model, ViTDet):
-        raise UnsupportedError(
-            f"{path} holds a {type(model).__name__}; only a whole ViTDet can be shown."
-        )
-    return Detector(model.to(device), score)
-
-
-def _timm(name: str, weights: Path | None) -> Any:
-    timm = libraries.load("timm")
-    if not timm.is_model(name):
-        raise UnsupportedError(f"timm has no model {name!r}.")
-    torch.manual_seed(0)
-    model = timm.create_model(name, pretrained=False, num_classes=0).eval()
-    if not hasattr(model, "set_input_size"):
-        raise UnsupportedError(f"{name} takes one size of frame only; show another model.")
-    if weights is not None:
-        load_state(model, weights, name)
-    return model
+    """A model by name, as `eventful.modelspec.opening.open_named` takes it."""
+    opened = open_model(name, weights=weights, size=size)
+    model: Any = opened.model.to(device)
+    if isinstance(model, ViTDet):
+        return Detector(model, score)
+    if isinstance(model, ViViT):
+        raise UnsupportedError(f"{name} sees clips, not frames, and cannot be shown.")
+    if hasattr(model, "set_input_size") and hasattr(model, "forward_features"):
+        return Features(model, size)
+    return Outputs(opened, size)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from eventful.cli.options import Json, grouped
+from eventful.cli.options import MODEL_HELP, FrameSize, Json, ModelWeights, grouped
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,10 @@ class Options:
         typer.Option(
             "--model",
             metavar="MODEL",
-            help="timm:NAME, or a ViTDet from eventful.save_model or `weights convert`.",
+            help=MODEL_HELP,
         ),
     ] = "timm:vit_small_patch16_224"
-    weights: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Weights of a timm model (safetensors).")
-    ] = None
+    weights: ModelWeights = None
     preset: Annotated[str, typer.Option(help="fast, exact, paper, tokenwise or stgt.")] = "fast"
     r: Annotated[
         str | None, typer.Option("--r", metavar="R", help="Tokens to update, 256 or 12%.")
@@ -47,9 +45,7 @@ class Options:
         str | None,
         typer.Option(help="Gate to show, such as blocks.2.qkv; default: the paper's choice."),
     ] = None
-    size: Annotated[
-        int | None, typer.Option(min=1, help="Longer side of the frames in pixels.")
-    ] = None
+    size: FrameSize = None
     frames: Annotated[int, typer.Option(min=2, help="At most so many frames.")] = 120
     start: Annotated[int, typer.Option(min=0, help="First frame.")] = 0
     columns: Annotated[int, typer.Option(min=2, help="Frames on the contact sheet.")] = 5

@@ -19,6 +19,7 @@ from eventful.cli.visualize import Options
 from eventful.config import Config
 from eventful.cost.units import in_words
 from eventful.errors import ConfigError, MissingFileError, UnsupportedError
+from eventful.modelspec.size import parse_size
 from eventful.paper.data.mot import sequence_info
 from eventful.pipeline.settings import made_config
 from eventful.policies import Policy, Threshold
@@ -48,7 +49,8 @@ def run(options: Options, as_json: bool) -> None:
     except OSError as error:
         raise ConfigError(f"--out {options.out} cannot be written to: {error}.") from None
     frames, fps = open_frames(options.source, options.start, options.frames)
-    shown = subject(options.model, options.weights, options.size, options.score, options.device)
+    size = parse_size(options.size)
+    shown = subject(options.model, options.weights, size, options.score, options.device)
     steps, gate = watch(shown, shown_over(frames, options.frames, "Streaming"), options)
     files = draw(steps, options, gate, shown.shows, fps)
     mean = sum(step.macs for step in steps) / len(steps)
@@ -63,8 +65,6 @@ def run(options: Options, as_json: bool) -> None:
         print(json.dumps(summary, indent=2))
         return
     saving = steps[0].dense_macs / max(mean, 1)
-    if options.weights is None and options.model.startswith("timm:"):
-        print(f"{options.model} with random weights; --weights takes real ones")
     print(f"{len(steps)} frames, {in_words(mean)} a frame, {saving:.1f}x less than dense")
     for path in files:
         print(path)

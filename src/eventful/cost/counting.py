@@ -78,6 +78,7 @@ class BlockShape:
         mlp: cost per token of the MLP.
         grid: (h, w) of the patch tokens; needed with `window`, `relative` or `pool`.
         window: (h, w) of an attention window; None is global attention.
+        window_pads: windows that reach over the border hold padding tokens; else they end there.
         relative: decomposed relative position terms.
         pool: side of the cells over which K and V are averaged; global attention only.
     """
@@ -93,6 +94,7 @@ class BlockShape:
     window: tuple[int, int] | None = None
     relative: bool = False
     pool: int = 1
+    window_pads: bool = True
 
     def __post_init__(self) -> None:
         if self.grid is None and (self.window is not None or self.relative or self.pool > 1):
@@ -162,16 +164,27 @@ class BlockShape:
         return rows * columns
 
     @property
-    def window_tokens(self) -> int:
-        """S: tokens of one window, padding included; all tokens for global attention."""
-        return self.window[0] * self.window[1] if self.window else self.tokens
+    def window_tokens(self) -> float:
+        """S: tokens of one window, padding included, or the mean; all for global attention."""
+        if self.window is None or not self.window_pads:
+            return self.tokens / self.windows
+        return self.window[0] * self.window[1]
 
     @property
     def padded(self) -> bool:
         """Whether windows reach past the grid, so that padding tokens attend."""
-        if self.window is None or self.grid is None:
+        if self.window is None or self.grid is None or not self.window_pads:
             return False
         return self.grid[0] % self.window[0] > 0 or self.grid[1] % self.window[1] > 0
+
+    @property
+    def window_keys(self) -> float:
+        """Keys that a query of a windowed block meets; the mean where windows end at the border."""
+        if self.window is None or self.grid is None or self.window_pads:
+            return self.window_tokens
+        sides = zip(self.grid, self.window, strict=True)
+        each = [(side // step * step**2 + (side % step) ** 2) / side for side, step in sides]
+        return each[0] * each[1]
 
     @property
     def sides(self) -> int:
@@ -241,7 +254,7 @@ def count_dense(shape: BlockShape) -> Operations:
     operations = _tokenwise(shape, tokens, tokens, tokens) + _residuals(shape, tokens)
     if shape.window is None:
         return operations + _rows(shape, tokens, shape.keys)
-    return operations + _windows(shape, shape.windows * shape.window_tokens)
+    return operations + _windows(shape, round(shape.windows * shape.window_tokens))
 
 
 def count_block(shape: BlockShape, rule: Rule, work: BlockWork) -> Operations:
@@ -357,10 +370,10 @@ def _gates(shape: BlockShape, rule: Rule) -> Operations:
     return Operations(gate=shape.tokens * gated)
 
 
-def _rows(shape: BlockShape, queries: int, keys: int) -> Operations:
+def _rows(shape: BlockShape, queries: int, keys: float) -> Operations:
     """Ordinary attention: both products of `queries` whole rows over `keys` keys each."""
-    products = Operations(matmul=2 * queries * keys * shape.width)
-    return products + _relative(shape, queries, queries * keys)
+    pairs = round(queries * keys)
+    return Operations(matmul=2 * pairs * shape.width) + _relative(shape, queries, pairs)
 
 
 def _relative(shape: BlockShape, queries: int, pairs: int) -> Operations:
@@ -375,7 +388,7 @@ def _windows(shape: BlockShape, queries: int) -> Operations:
 
     That token is the same wherever it appears, and the QKV of a zero input is the bias alone.
     """
-    rows = _rows(shape, queries, shape.window_tokens)
+    rows = _rows(shape, queries, shape.window_keys)
     return rows + Operations(bias=shape.qkv.bias) if shape.padded and queries else rows
 
 
@@ -385,7 +398,7 @@ def _window_queries(shape: BlockShape, rule: Rule, work: BlockWork) -> int:
     if rule.gating != "operator" or (touched and rule.attention == "query"):
         return work.qkv
     windows = work.windows if touched and work.windows is not None else shape.windows
-    return windows * shape.window_tokens
+    return round(windows * shape.window_tokens)
 
 
 def _products(shape: BlockShape, rule: Rule, work: BlockWork) -> Operations:

@@ -48,6 +48,8 @@ def picture_channels(model: nn.Module, method: str = "forward") -> int | None:
         return None
     if model._forward_pre_hooks:
         return None
+    if "pixel" not in str(getattr(model, "main_input_name", "pixel_values")):
+        return None  # transformers' name for the frame; that of a spectrogram is `input_values`
     first = next(
         (m for m in model.modules() if isinstance(getattr(m, "weight", None), Tensor)), None
     )

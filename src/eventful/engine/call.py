@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from eventful.errors import FrameError, UnsupportedError
 
+_METHODS = ("forward", "get_image_features", "get_video_features")
+
 
 @dataclass(frozen=True, eq=False)
 class Call:
@@ -17,6 +19,8 @@ class Call:
 
     Attributes:
         motion: (B, 2, y, x) that came with the frame, see `eventful.Frame`; None without.
+        source: the argument that holds the frame in another shape, see `engine.grids`; None where
+            the frame itself is an argument.
     """
 
     model: nn.Module
@@ -25,11 +29,12 @@ class Call:
     kwargs: dict[str, Any]
     frame: Tensor
     motion: Tensor | None = None
+    source: Tensor | None = None
 
     @classmethod
     def of(
         cls, model: nn.Module, method: str, args: tuple[Any, ...], kwargs: dict[str, Any],
-        frame: Tensor,
+        frame: Tensor, source: Tensor | None = None,
     ) -> Call:  # fmt: skip
         """A user's call; motion comes as an attribute of the frame."""
         motion = getattr(frame, "motion", None)
@@ -42,11 +47,11 @@ class Call:
                     f"fractions of the frame, down and across; got {shape!r}."
                 )
             motion = motion.to(frame.device)
-        return cls(model, method, args, kwargs, frame, motion)
+        return cls(model, method, args, kwargs, frame, motion, source)
 
     def __post_init__(self) -> None:
         if not callable(getattr(self.model, self.method, None)):
-            names = sorted({name for name in dir(self.model) if name.startswith("forward")})
+            names = sorted({name for name in dir(self.model) if name.startswith(_METHODS)})
             raise UnsupportedError(
                 f"{type(self.model).__name__} has no method {self.method!r}. Methods that take a "
                 f"frame: {', '.join(names)}."
@@ -59,9 +64,25 @@ class Call:
 
     def on(self, frame: Tensor) -> Call:
         """The same call with another tensor in the frame's place."""
-        args = tuple(frame if value is self.frame else value for value in self.args)
-        named = {k: frame if v is self.frame else v for k, v in self.kwargs.items()}
-        return Call(self.model, self.method, args, named, frame, self.motion)
+        held, source = self._held, None
+        if self.source is not None:
+            source = frame.reshape(-1, *self.source.shape[1:])
+        given = frame if source is None else source
+        args = tuple(given if value is held else value for value in self.args)
+        named = {k: given if v is held else v for k, v in self.kwargs.items()}
+        return Call(self.model, self.method, args, named, frame, self.motion, source)
+
+    @property
+    def _held(self) -> Tensor:
+        """The argument that is, or holds, the frame."""
+        return self.frame if self.source is None else self.source
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """(h, w) of a frame that came as patches; None for a picture."""
+        if self.source is None or self.source.dim() > 3:
+            return None
+        return self.frame.shape[1], self.frame.shape[2]
 
     def part(self, rows: list[int]) -> Call:
         """The same call for some of the streams."""
@@ -74,7 +95,7 @@ class Call:
         if not self.kwargs and len(self.args) == 1 and self.args[0] is self.frame:
             return True  # as most calls are
         values = (*self.args, *self.kwargs.values())
-        return all(value is self.frame or _is_simple(value) for value in values)
+        return all(value is self._held or _is_simple(value) for value in values)
 
     @property
     def divisible(self) -> bool:
@@ -88,7 +109,7 @@ class Call:
             return self.method
         rest: list[Any] = [self.method]
         for name, value in (*enumerate(self.args), *sorted(self.kwargs.items())):
-            what = "frame" if value is self.frame else type(value).__name__
+            what = "frame" if value is self._held else type(value).__name__
             rest.append((name, what, _text(value) if _is_simple(value) else None))
         return tuple(rest)
 

@@ -41,11 +41,9 @@ def find_frame(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """The first tensor passed by place, else the one under the name models use for frames."""
     if args and isinstance(args[0], Tensor) and args[0].dim() >= 3:
         return args[0]
-    named = [
-        kwargs[key]
-        for key in (getattr(model, "main_input_name", ""), "pixel_values")
-        if key in kwargs
-    ]
+    pixels = (key for key in kwargs if key.startswith("pixel_values"))  # _videos, _images
+    names = (getattr(model, "main_input_name", ""), "pixel_values", *pixels)
+    named = [kwargs[key] for key in names if key in kwargs]
     for value in (*args, *named, *kwargs.values()):
         if isinstance(value, Tensor) and value.dim() >= 3:
             return value

@@ -19,6 +19,10 @@ _REPLACED = (
     "converted model still runs the old one. Call eventful.convert again and start new streams, "
     "or replace the module in the converted model instead."
 )
+_SWITCHED = (
+    "Adapters (LoRA) of the original model were switched after conversion, and the converted model "
+    "still runs its own. Switch them in the converted model, then call stream.reset()."
+)
 _REORDERED = (
     "Blocks of the converted model were replaced, added, removed or put in another order. Change "
     "the original model (after eventful.restore if it was converted in place) and call "
@@ -76,7 +80,10 @@ class Guard:
         """
         known, original = self._known, self._session.original
         parts: tuple[Callable[[ModelView], bool], ...] = (
-            lambda seen: seen.trains() or (original is not None and original.replaced()),
+            lambda seen: (
+                seen.trains()
+                or (original is not None and (original.replaced() or original.switched()))
+            ),
             lambda seen: seen.holds_old_memory(),
             lambda seen: settings and not seen.same_settings(),
             lambda seen: not seen.same_surroundings(),
@@ -92,6 +99,8 @@ class Guard:
         """Raise if the trunks are not the remembered ones; returns the view."""
         if self._session.original is not None and self._session.original.replaced():
             raise WeightsChangedError(_REPLACED)
+        if self._session.original is not None and self._session.original.switched():
+            raise WeightsChangedError(_SWITCHED)
         if self._replaced:
             raise WeightsChangedError(CHANGED.format(what="weights"))
         if self._known is None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from eventful.engine.probe import plain_parts
 from eventful.engine.settings import plain_settings
 from eventful.files import digest
 from eventful.memory.snapshot import Identity
@@ -33,7 +34,7 @@ def fingerprint(session: Session) -> str:
         for name, module in (*trunks, *sorted(session.heads.items())):
             for key, tensor in sorted(module.state_dict().items()):
                 yield f"{name}/{key}:{tuple(tensor.shape)}:{tensor.dtype}"
-                yield _checksum(tensor)
+                yield from map(_checksum, plain_parts(tensor))
 
     return digest(parts())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,19 +43,25 @@ class Passes:
             every = [entry for result in results for entry in result]  # a detector's, by frame
             return [every[place] for place in order]
         places = torch.tensor(order, device=self.device)
+        sizes = [len(rows) for rows in self.rows]
+        layered = _layers_first(results[0])
 
         def join(first: Any, second: Any) -> Any:
+            if _is_tensor_each(first, sizes[0]) and _is_tensor_each(second, sizes[1]):
+                both = [*first, *second]
+                return type(first)(both[place] for place in order)
             if not isinstance(first, Tensor):
                 return first
-            if first.dim() == 0 or len(first) + len(second) != len(order):
+            axis = 1 if id(first) in layered else 0
+            if first.dim() <= axis or [first.shape[axis], second.shape[axis]] != sizes:
                 raise UnsupportedError(
                     "Some streams of the batch recompute everything in a pass of their own, but "
                     f"the model returns a tensor {tuple(first.shape)} without one row per stream. "
                     "Step streams that join on their own first: batch(frame, streams=(name,))."
                 )
-            return torch.cat([first, second]).index_select(0, places)
+            return torch.cat([first, second], dim=axis).index_select(axis, places)
 
-        return pytree.tree_map(join, *results)
+        return pytree.tree_map(join, *results, is_leaf=lambda v: _is_tensor_each(v, sizes[0]))
 
     def join_records(self, records: list[StepRecord]) -> StepRecord:
         """The records of the two passes as one."""
@@ -78,3 +85,23 @@ def _is_list_of(value: Any, size: int) -> bool:
     if not isinstance(value, list) or len(value) != size:
         return False
     return not any(isinstance(entry, Tensor | tuple | list) for entry in value)
+
+
+def _layers_first(result: Any) -> set[int]:
+    """Ids of the tensors (layers, streams, ...) of a result.
+
+    Detectors of transformers return what each layer of their decoder computed under such names.
+    """
+    named = result.items() if isinstance(result, Mapping) else ()
+    return {id(value) for name, value in named if str(name).startswith("intermediate_")}
+
+
+def _is_tensor_each(value: Any, size: int) -> bool:
+    """Whether a part of a result is a list with one tensor per stream, as image tokens are.
+
+    Not a list of tensors with a row per stream, as the outputs of layers are.
+    """
+    if type(value) not in (list, tuple) or len(value) != size:
+        return False
+    tensors = all(isinstance(entry, Tensor) and entry.dim() for entry in value)
+    return tensors and not all(len(entry) == size for entry in value)

@@ -24,7 +24,7 @@ class Probe:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         seen: set[int] = set()
-        for tensor in tensors:
+        for tensor in (part for held in tensors for part in plain_parts(held)):
             if id(tensor) in seen or not _readable(tensor):
                 continue
             seen.add(id(tensor))
@@ -45,6 +45,14 @@ class Probe:
         """For each tensor of `values`, whether it differs, as a bool tensor () on its device."""
         each = zip(self._groups, before, self._places, strict=True)
         return [ops.differs(pieces, seen, places) for pieces, seen, places in each]
+
+
+def plain_parts(tensor: Tensor) -> list[Tensor]:
+    """The tensors that hold the values of a tensor: itself, or those inside a quantised one."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None or type(tensor) in (Tensor, nn.Parameter, nn.Buffer):
+        return [tensor]
+    return [part for name in flatten()[0] for part in plain_parts(getattr(tensor, name))]
 
 
 def _places(pieces: Sequence[Tensor]) -> Tensor:

@@ -25,9 +25,12 @@ from eventful.engine.frames import (
     batched,
     cannot_take,
     describe,
+    find_frame,
     is_refusal,
+    refuse_attentions,
     signature_of,
 )
+from eventful.engine.grids import GridReader, tiles_of
 from eventful.engine.guard import Guard, check_mode
 from eventful.engine.host import HostExecutor
 from eventful.engine.launch import NotReached
@@ -47,7 +50,7 @@ from eventful.errors import (
 from eventful.memory.state import RowState, StreamState
 from eventful.policies import Always, Policy
 from eventful.rules.record import StepRecord
-from eventful.surgery.conversion import find_session, global_attention
+from eventful.surgery.conversion import find_session, global_attention, needs_host
 from eventful.surgery.matching import refuse_unreadable
 from eventful.surgery.session import Session
 from eventful.surgery.wrappers import (
@@ -95,9 +98,10 @@ class Runner:
         self._tally = Tally()
         self._signature: Signature | None = None
         self._weights = Guard(model, session)
+        self._grids = GridReader(model, session)
         self._planned: tuple[Hashable, StepPlan] | None = None
         self._steps = 0
-        self._sized: tuple[tuple[int, int], dict[str, TokenLayout]] | None = None
+        self._sized: tuple[Hashable, dict[str, TokenLayout]] | None = None
         self._busy = threading.Lock()
         self._closed = False
         self._ran = True  # the model's own code ran in the last step
@@ -323,7 +327,7 @@ class Runner:
             return self._planned[1]
         self._check_frame(frame, view)
         ready = policies_set(policies)
-        layouts = self._layouts(frame)
+        layouts = self._layouts(call)
         dense = self._fallbacks.always(frame.device.type in plans.DEVICES)
         if dense is None:
             fallback = self._fallbacks.of(frame, layouts)
@@ -344,8 +348,7 @@ class Runner:
             frame.device,
             global_only=lambda: global_attention(self._session),
         )
-        if reason is None and len(self._session.trunks) > 1:
-            reason = "the model has several trunks"
+        reason = reason or needs_host(self._session, plan.layouts)
         dense = plan.dense is not None
         if self._state.reversible is (reason is not None) and dense is self._dense:
             return
@@ -358,15 +361,37 @@ class Runner:
         store = store_of(self._session.stores, batched(signature_of(frame), None))
         self._executor = DeviceExecutor(self._session, store, state, self.check, self._names)
 
-    def _layouts(self, frame: Tensor) -> dict[str, TokenLayout]:
-        size = (frame.shape[-2], frame.shape[-1])
-        if self._sized is None or self._sized[0] != size:
+    def _layouts(self, call: Call) -> dict[str, TokenLayout]:
+        size, grid = (call.frame.shape[-2], call.frame.shape[-1]), call.grid
+        if self._sized is None or self._sized[0] != (size, grid):
             layouts = {
                 name: adapter.layout(trunk, size)
+                if grid is None
+                else adapter.grid_layout(trunk, grid)
                 for name, (trunk, adapter) in self._session.trunks.items()
             }
-            self._sized = (size, layouts)
+            self._sized = ((size, grid), layouts)
         return self._sized[1]
+
+    def _call_of(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """A user's call; raises for a frame that the model cannot take."""
+        source: Tensor | None = None
+        patches = self._grids.find(method, args, kwargs)
+        if patches is not None:
+            source, frame = patches
+        else:
+            frame = find_frame(self.model, args, kwargs)
+            tiles = tiles_of(self.model, frame)
+            if tiles is not None and self._partial:
+                raise UnsupportedError(
+                    "A StreamBatch takes one frame per stream, and these pictures come in tiles "
+                    f"{tuple(frame.shape)}. Have a Stream for each video."
+                )
+            if tiles is not None:
+                source, frame = frame, tiles
+            self._judge(method, frame)
+        refuse_attentions(self.model, kwargs)
+        return Call.of(self.model, method, args, kwargs, frame, source)
 
     def _expected(self, frame: Tensor) -> Signature | None:
         """What the frame must be like; None before the first."""

@@ -143,6 +143,8 @@ def read_output(
         for name in ("logits", "last_hidden_state", "x_norm_patchtokens"):
             if isinstance(output.get(name), Tensor):
                 return read_output(output[name], frame, labels=name == "logits")
+        if (first := _first_map(output)) is not None:  # depth, masks, or what else the model makes
+            return Prediction("features", features=first)
     if isinstance(output, Sequence) and len(output) == 1:
         return Prediction("detections", detections=_from_list(output[0], frame))
     if isinstance(output, Tensor) and output.is_floating_point() and len(output) == 1:
@@ -160,6 +162,15 @@ def read_output(
         "(1, C), tokens (1, N, D), a map (1, D, h, w) or (1, 1, H, W), detections of transformers, "
         "or a list with one dict of boxes, scores and labels."
     )
+
+
+def _first_map(output: Mapping[str, Any]) -> Tensor | None:
+    """The first tensor of real numbers of an output with other names, for its one frame."""
+    for value in output.values():
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 2:
+            found = value[0].detach().float().cpu()
+            return found if found.dim() == 2 else found.flatten(1).T.contiguous()
+    return None
 
 
 def _from_queries(logits: Tensor, boxes: Tensor, frame: Frame, classes: int | None) -> Detections:

@@ -16,6 +16,7 @@ from eventful.budget import (
 )
 from eventful.config import PRESETS, Config
 from eventful.errors import ConfigError
+from eventful.modelspec.size import Size, both_sides, in_words
 from eventful.policies import Policy, Threshold
 from eventful.video.budgets import parse_budget
 
@@ -56,7 +57,7 @@ class RunSettings:
 
     out: Path = Path("eventful-run")
     weights: str | None = None
-    size: int | None = None
+    size: Size | None = None
     device: str = "cpu"
     dtype: str = "float32"
     preset: str | None = None
@@ -86,8 +87,8 @@ class RunSettings:
             raise ConfigError(f"--format is {', '.join(get_args(Format))}; got {self.format!r}.")
         if self.track is not None and self.track not in get_args(TrackerName):
             raise ConfigError(f"A tracker is {', '.join(get_args(TrackerName))}; got {self.track}.")
-        for name in ("frames", "every", "size"):
-            value = getattr(self, name)
+        sides = None if self.size is None else min(both_sides(self.size))
+        for name, value in (("frames", self.frames), ("every", self.every), ("size", sides)):
             if value is not None and value < 1:
                 raise ConfigError(f"--{name} is a whole number from 1 up; got {value}.")
         refuse_both(self, "dense", "compare")
@@ -129,7 +130,10 @@ class RunSettings:
         """What a resumed run must have in common, as values for JSON."""
         names = [f.name for f in fields(self) if f.name not in (*_FREE, *_IN_RULE)]
         rule = None if self.dense else repr(self.update_rule())
-        return {**{name: getattr(self, name) for name in names}, "update rule": rule}
+        fixed = {name: getattr(self, name) for name in names}
+        if isinstance(self.size, tuple):
+            fixed["size"] = in_words(self.size)  # JSON has no tuples
+        return {**fixed, "update rule": rule}
 
     def shown(self) -> dict[str, str]:
         """Settings by name, as a reader of the report wants them; defaults are left out."""
@@ -145,6 +149,8 @@ class RunSettings:
         for name in ("weights", "size", "frames", "every", "score", "track"):
             if getattr(self, name) != getattr(usual, name):
                 shown[name] = str(getattr(self, name))
+        if isinstance(self.size, tuple):
+            shown["size"] = in_words(self.size)
         return shown
 
 

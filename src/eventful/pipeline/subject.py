@@ -24,6 +24,8 @@ from eventful.models.focus import FocusViT
 from eventful.models.vitdet.model import ViTDet
 from eventful.models.vivit.model import ViViT
 from eventful.models.vivit.views import PIXEL_MEAN, PIXEL_STD
+from eventful.modelspec.hollow import picture_method
+from eventful.modelspec.size import Size, both_sides, in_words
 from eventful.pipeline.models import OpenedModel, label_names, open_model
 from eventful.pipeline.predictions import Kind, Prediction, read_output
 from eventful.video.fitting import Fitting, resized
@@ -111,7 +113,7 @@ class Subject:
         classes: names of the labels.
     """
 
-    def __init__(self, opened: OpenedModel, size: int | None = None) -> None:
+    def __init__(self, opened: OpenedModel, size: Size | None = None) -> None:
         self.name, self.model, self.classes = opened.name, opened.model, opened.classes
         self.random = opened.random
         self._size = size
@@ -149,14 +151,14 @@ class Subject:
 
 
 def open_subject(
-    model: str | nn.Module, *, weights: str | None = None, size: int | None = None
+    model: str | nn.Module, *, weights: str | None = None, size: Size | None = None
 ) -> Subject:
     """A model by name, or one of your own, ready to be run on video.
 
     Args:
         model: see `eventful.pipeline.models.open_model`.
-        size: of the frames in pixels. The longer side where the model takes any shape, else the
-            side of a square.
+        size: of the frames in pixels: height and width, or one side, which is the longer one
+            where the model takes any shape, else that of a square.
     """
     if isinstance(model, nn.Module):
         name = type(model).__name__
@@ -213,14 +215,14 @@ class DetectorSubject(ReadySubject):
 class ClipSubject(ReadySubject):
     """A ViViT: its spatial model is stepped, its temporal model sees the last steps of a clip."""
 
-    def __init__(self, model: ViViT, size: int | None) -> None:
+    def __init__(self, model: ViViT, size: Size | None) -> None:
         super().__init__(model.spatial)
         self._whole = model
         self.step_frames = model.config.tubelet
-        side = size or model.config.size
-        side -= side % model.config.patch
+        patch = model.config.patch
+        height, width = (side - side % patch for side in both_sides(size or model.config.size))
         normal = Normalization((PIXEL_MEAN,) * 3, (PIXEL_STD,) * 3)
-        self._fitting = Fitting((side, side), "crop", 1, normal)
+        self._fitting = Fitting((height, width), "crop", 1, normal)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -273,7 +275,7 @@ class ClipHead(Head):
 class FrameSubject(ReadySubject):
     """Any model of single frames: timm, transformers, torchvision, the saliency model, your own."""
 
-    def __init__(self, model: nn.Module, size: int | None, picture: tuple[int, int]) -> None:
+    def __init__(self, model: nn.Module, size: Size | None, picture: tuple[int, int]) -> None:
         fitting = _fitting_of(model, size, picture)
         if hasattr(model, "set_input_size"):
             # It resizes the table of positions for good: another size would start from that.
@@ -286,6 +288,8 @@ class FrameSubject(ReadySubject):
         self._classes = known if isinstance(known, int) else None
         if _kind_of(model) == "features":
             self.method = "forward_features"  # all tokens, where `forward` gives one vector
+        else:
+            self.method = picture_method(model)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -312,7 +316,7 @@ def fitted(fitting: Fitting, picture: Tensor) -> Frame:
     return Frame(pixels, original_size=(height, width), region=layout.region)
 
 
-def _fitting_of(model: nn.Module, size: int | None, picture: tuple[int, int]) -> Fitting:
+def _fitting_of(model: nn.Module, size: Size | None, picture: tuple[int, int]) -> Fitting:
     """How pictures of one size become frames of a model.
 
     A model that takes any shape gets the shape of the picture, in whole patches, without padding.
@@ -323,22 +327,30 @@ def _fitting_of(model: nn.Module, size: int | None, picture: tuple[int, int]) ->
     except ConfigError:  # it does not say; most are trained with ImageNet's
         normal = Normalization()
     if isinstance(model, FocusViT):
-        shape = _shaped(size or FOCUS_SIZE, picture, model.config.patch)
+        shape = whole_patches(size or FOCUS_SIZE, picture, model.config.patch)
         return Fitting(shape, "stretch", 1, normal)
     if hasattr(model, "set_input_size"):
         patch = int(model.patch_embed.patch_size[0])  # type: ignore[union-attr,index]
-        shape = _shaped(size or max(own or (224, 224)), picture, patch)
+        shape = whole_patches(size or max(own or (224, 224)), picture, patch)
         return Fitting(shape, "stretch", 1, normal)
     if own is None and size is None:
         raise ConfigError(
             f"{type(model).__name__} does not say which size of frames it takes: give --size."
         )
-    # The sizes of other families are fixed when they are built, with --size as far as they can.
-    return Fitting(own or (size or 0, size or 0), "pad", 1, normal)
+    # Other families are built for --size where they do not take frames of any size.
+    return Fitting(both_sides(size) if size is not None else own, "pad", 1, normal)
 
 
-def _shaped(longest: int, picture: tuple[int, int], patch: int) -> tuple[int, int]:
-    """Height and width in whole patches with the shape of the picture."""
-    scale = longest / max(picture)
+def whole_patches(size: Size, picture: tuple[int, int], patch: int) -> tuple[int, int]:
+    """Height and width in whole patches: those given, or with the shape of the picture."""
+    if not isinstance(size, int):
+        height, width = (max(1, round(side / patch)) * patch for side in size)
+        if (height, width) != size:
+            raise ConfigError(
+                f"--size {in_words(size)} is no whole number of patches of {patch} pixels; the "
+                f"nearest is {height}x{width}."
+            )
+        return size
+    scale = size / max(picture)
     height, width = (max(1, round(side * scale / patch)) * patch for side in picture)
     return height, width

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -45,6 +45,9 @@ class Adapter(ABC):
     name: ClassVar[str]
     library: ClassVar[str] = ""  # package that defines the family; empty for your own models
     adds_positions: bool = True  # a position encoding is added to the tokens
+    # Of models that take frames as patches: by the name of an argument with the grid of each frame,
+    # (B, 2) or (B, 3) with a time of 1 first, the name of the one with the patches.
+    grids: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def matches(self, module: nn.Module) -> bool:
@@ -62,6 +65,10 @@ class Adapter(ABC):
     def layout(self, trunk: nn.Module, size: tuple[int, int]) -> TokenLayout:
         """The token layout for frames of `size` (height, width) pixels."""
 
+    def grid_layout(self, trunk: nn.Module, grid: tuple[int, int]) -> TokenLayout:
+        """The token layout for frames that come as a grid (h, w) of patches, see `grids`."""
+        return TokenLayout(grid)
+
     def default_size(self, trunk: nn.Module) -> tuple[int, int]:
         """Frame size the model was made for, for a dry run without frames."""
         raise UnsupportedError(f"{self.name} models have no frame size of their own; pass `size`.")
@@ -72,9 +79,20 @@ class Adapter(ABC):
             refuse(kwargs.get(key), key)
         return BlockCall(args[0] if args else kwargs["hidden_states"])
 
+    def read_in(
+        self, step: Step, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> BlockCall:
+        """As `read`, for families whose blocks cannot be read without knowing the step."""
+        return self.read(spec, args, kwargs)
+
     def write(self, tokens: Tensor, layout: TokenLayout | None, args: tuple[Any, ...]) -> Any:
         """A block's return value; `layout` is None between blocks of gating `frame`."""
         return tokens
+
+    def write_in(self, step: Step, spec: BlockSpec, tokens: Tensor, args: tuple[Any, ...]) -> Any:
+        """As `write`, for families whose blocks' results depend on the step or the block."""
+        full = spec.trunk not in step.compact
+        return self.write(tokens, step.layouts[spec.trunk] if full else None, args)
 
     def watched(self, spec: BlockSpec, step: Step) -> bool:
         """Whether code besides the next block sees this block's output; by default, its hooks."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypedDict
 
-import torch
 from torch import nn
 
 from eventful.config import Config
 from eventful.errors import ConfigError, NoMatchError, UnsupportedError
 from eventful.rules.block import run_block
+from eventful.rules.kernels import WIDEST_WINDOW
 from eventful.rules.spec import BlockSpec
 from eventful.rules.step import Step
 from eventful.surgery.adapters import Adapter, adapters
+from eventful.surgery.clones import clone_tree
 from eventful.surgery.heads import install_heads
 from eventful.surgery.inspection import Inspection, block_shapes, inspect
 from eventful.surgery.linears import LinearForward, can_pack
@@ -31,7 +31,9 @@ from eventful.surgery.matching import (
 from eventful.surgery.original import Original
 from eventful.surgery.patches import PatchForward, embeds_patches
 from eventful.surgery.session import Session, count_loads
+from eventful.surgery.where import Named, Where, checked_where
 from eventful.surgery.wrappers import checked_model, fixed_code, refuse_replaced
+from eventful.tokens.layout import TokenLayout
 
 __all__ = [
     "BlockForward",
@@ -42,10 +44,9 @@ __all__ = [
     "find_session",
     "global_attention",
     "inspect",
+    "needs_host",
     "restore",
 ]
-
-Where = Callable[[str, nn.Module], bool]
 
 _MARK = "_eventful"  # attribute of the converted root that holds its Session
 
@@ -107,14 +108,13 @@ class BlockForward:
     def _run(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         trunk, adapter = self.session.trunks[self.trunk_name]
         spec = self.spec_in(step)
-        call = adapter.read(spec, args, kwargs)
+        call = adapter.read_in(step, spec, args, kwargs)
         if spec.first and adapter.adds_positions:
             step.record.positions[self.trunk_name] = (call.tokens.shape[1], spec.dim)
         if adapter.watched(spec, step) or not adapter.knows_loop(trunk):
             step.taps.setdefault(self.trunk_name, set()).add(spec.index)
         result = run_block(spec, step, call.tokens, call.positions)
-        full = self.trunk_name not in step.compact
-        return adapter.write(result, step.layouts[self.trunk_name] if full else None, args)
+        return adapter.write_in(step, spec, result, args)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": None}
@@ -125,7 +125,7 @@ def convert(
     config: Config | None = None,
     *,
     inplace: bool = False,
-    where: Where | None = None,
+    where: Where | str | None = None,
 ) -> nn.Module:
     """Give a model an eventful path, used while a `Stream` steps it.
 
@@ -136,10 +136,11 @@ def convert(
     Args:
         config: the update rule; `Config.fast()` if left out.
         inplace: change `model` itself (undone by `restore`) instead of returning a new tree.
-        where: convert only the blocks for which `where(name, block)` is true.
+        where: convert only the blocks for which `where(name, block)` is true, or those of a part
+            of the model by its name, e.g. "vision_tower"; "vision" is the vision tower.
 
     Raises:
-        NoMatchError: no block can be converted.
+        NoMatchError: no block can be converted, or `where` fits none.
         ConfigError: `model` is not a module, is compiled or wrapped, or is converted already.
     """
     model = checked_model(model, "convert")
@@ -150,16 +151,14 @@ def convert(
         raise ConfigError(
             "This model is converted already; restore it first, or convert the original."
         )
-    if where is not None and not callable(where):
-        raise ConfigError(
-            "where is a function of (name, block) that is true for blocks to convert, got "
-            f"{where!r}; e.g. where=lambda name, block: name != 'blocks.0'."
-        )
     refuse_wrapped(model)
+    where = checked_where(where, model)
     original = None if inplace else Original(model)
     if not inplace:
         refuse_replaced(model, [trunk for _, trunk, _ in known_trunks(model)])
-        model = _clone(model)
+        model = clone_tree(model)
+        assert original is not None
+        original.pair(model)
     plans = [plan for plan in _plans(model, config, where) if plan.chosen]
     if not plans:
         raise NoMatchError(_explain(model, where))
@@ -235,7 +234,7 @@ def _context_blocks(plan: _Plan, config: Config) -> tuple[str, ...]:
     if config.context is None:
         return ()
     specs = {i: plan.adapter.spec(plan.trunk, plan.blocks[i][1]) for i in plan.chosen}
-    able = [i for i, spec in specs.items() if spec.window is None]
+    able = [i for i, spec in specs.items() if not spec.windowed and spec.bias is None]
     return tuple(plan.blocks[i][0] for i in config.context.spread(able))
 
 
@@ -265,13 +264,28 @@ def find_session(model: nn.Module) -> Session | None:
 
 def global_attention(session: Session) -> bool:
     """Whether the attention of every converted block is global, without relative position."""
+    return all(spec.plain for spec in _specs(session))
+
+
+def needs_host(session: Session, layouts: Mapping[str, TokenLayout]) -> str | None:
+    """Why steps of a model must run on the host, whatever the rule is; None if they need not."""
+    if len(session.trunks) > 1:
+        return "the model has several trunks"
+    windows = (spec.window_on(layouts[spec.trunk].grid) for spec in _specs(session))
+    if any(window is not None and window[1] > WIDEST_WINDOW for window in windows):
+        return f"rows of a window have more than {WIDEST_WINDOW} tokens"
+    return None
+
+
+def _specs(session: Session) -> list[BlockSpec]:
     placed = (vars(module).get(attribute) for module, attribute, _ in session.placed)
-    specs = [forward.spec for forward in placed if isinstance(forward, BlockForward)]
-    return not any(spec.window or spec.relative for spec in specs)
+    return [forward.spec for forward in placed if isinstance(forward, BlockForward)]
 
 
 def _explain(model: nn.Module, where: Where | None) -> str:
     seen = block_matches(model)
+    if isinstance(where, Named):
+        seen, where = [block for block in seen if block.name in where.names], None
     if seen and where is not None and any(block.matched for block in seen):
         return (
             "`where` rejected every block; it is called with (name, block), e.g. ('blocks.0', ...)."
@@ -282,6 +296,12 @@ def _explain(model: nn.Module, where: Where | None) -> str:
     fixed = fixed_code(model)
     if fixed is not None:
         return f"No known vision transformer inside {type(model).__name__}. {fixed}"
+    if any(weight.is_meta for weight in model.parameters()):
+        return (
+            f"No vision transformer known by name inside {type(model).__name__}, and its weights "
+            "are on the meta device: a structure is tried with weights, e.g. model.to_empty("
+            "device='cpu')."
+        )
     types = sorted({type(child).__name__ for child in model.modules()})
     known = ", ".join(adapter.name for adapter in adapters())
     return (
@@ -289,29 +309,3 @@ def _explain(model: nn.Module, where: Where | None) -> str:
         f"Module types seen: {', '.join(types[:40])}. Add another family with "
         "eventful.register_adapter (docs/adapters.md)."
     )
-
-
-def _clone(module: nn.Module, done: dict[int, nn.Module] | None = None) -> nn.Module:
-    """A new module tree over the same parameters, buffers and hyper-parameters.
-
-    The dicts of parameters and buffers themselves are shared, so both trees see weights that are
-    loaded, moved or replaced through either.
-    """
-    done = {} if done is None else done
-    if id(module) in done:
-        return done[id(module)]
-    if isinstance(module, torch.jit.ScriptModule):  # fixed code: nothing in it can be converted
-        return module
-    # Every traced graph has its own class, and `GraphModule.__new__` would make another one.
-    make = object if isinstance(module, torch.fx.GraphModule) else module.__class__
-    twin: nn.Module = make.__new__(module.__class__)
-    done[id(module)] = twin
-    for key, value in vars(module).items():
-        if key == "_modules":
-            twins = {n: None if m is None else _clone(m, done) for n, m in value.items()}
-            vars(twin)[key] = type(value)(twins)
-        elif key.endswith("_hooks") or key.startswith(("_forward_hooks", "_forward_pre_hooks")):
-            vars(twin)[key] = copy.copy(value)
-        else:
-            vars(twin)[key] = value
-    return twin

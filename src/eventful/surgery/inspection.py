@@ -11,7 +11,7 @@ from eventful.config import PRESETS, Config
 from eventful.cost.counting import BlockShape
 from eventful.cost.footprint import state_bytes
 from eventful.errors import ConfigError
-from eventful.rules.kernels import dense_instead, missing_kernels
+from eventful.rules.kernels import WIDEST_WINDOW, dense_instead, missing_kernels
 from eventful.surgery.adapters import Adapter
 from eventful.surgery.heads import head_bytes
 from eventful.surgery.matching import (
@@ -77,11 +77,13 @@ def inspect(model: nn.Module, size: tuple[int, int] | int | None = None) -> Insp
     """
     refuse_wrapped(checked_model(model, "inspect"))
     tokens: dict[str, int] = {}
+    layouts: dict[str, TokenLayout] = {}
     total = dict.fromkeys(PRESETS, 0)
     pixels = None if size is None else _checked_size(size)
     for name, trunk, adapter in known_trunks(model):
-        pixels = pixels or adapter.default_size(trunk)
-        layout = adapter.layout(trunk, pixels)
+        here = pixels or adapter.default_size(trunk)
+        pixels = here if any(here) else None  # a trunk that is refused may have no size
+        layout = layouts[name] = adapter.layout(trunk, here)
         tokens[name] = layout.tokens
         for preset in PRESETS:
             total[preset] += _trunk_bytes(trunk, adapter, layout, Config.preset(preset))
@@ -89,26 +91,30 @@ def inspect(model: nn.Module, size: tuple[int, int] | int | None = None) -> Insp
                 total[preset] += _heads_bytes(model, trunk, layout, Config.preset(preset))
     if not tokens:
         return Inspection(block_matches(model), pixels, tokens, total)
-    ways, notes = _ways_on_gpu(model)
-    return Inspection(block_matches(model), pixels, tokens, total, ways, notes)
+    ways, notes = _ways_on_gpu(model, layouts)
+    return Inspection(block_matches(model), pixels or (0, 0), tokens, total, ways, notes)
 
 
-def _ways_on_gpu(model: nn.Module) -> tuple[dict[str, str], list[str]]:
+def _ways_on_gpu(
+    model: nn.Module, layouts: dict[str, TokenLayout]
+) -> tuple[dict[str, str], list[str]]:
     """How steps of each preset run on a CUDA device, and what is to be said about it."""
-    specs = [
-        adapter.spec(trunk, block)
-        for _, trunk, adapter in known_trunks(model)
+    found = [
+        (adapter.spec(trunk, block), layouts[name])
+        for name, trunk, adapter in known_trunks(model)
         for _, block in adapter.blocks(trunk)
         if mismatch_of(adapter, trunk, block) is None
     ]
-    several = sum(1 for _ in known_trunks(model)) > 1
-    plain = not any(spec.window or spec.relative for spec in specs)
+    windows = [spec.window_on(layout.grid) for spec, layout in found]
+    wide = any(window is not None and window[1] > WIDEST_WINDOW for window in windows)
+    on_host = wide or len(layouts) > 1
+    plain = all(spec.plain for spec, _ in found)
     ways, notes = {}, []
     for preset in PRESETS:
         config = Config.preset(preset)
         why = dense_instead(config, global_only=lambda: plain)
         missing = missing_kernels(config, global_only=lambda: plain)
-        ways[preset] = "host" if missing or several else "resident"
+        ways[preset] = "host" if missing or on_host else "resident"
         if why is not None:
             ways[preset] = "dense"
             notes.append(why)

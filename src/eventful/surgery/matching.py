@@ -9,8 +9,14 @@ from functools import partial
 from torch import nn
 
 from eventful.surgery.adapters import Adapter, Mismatch, adapters
+from eventful.surgery.adapters.structural import structural_trunks
 from eventful.surgery.tokenwise import mixed_tokens
-from eventful.surgery.wrappers import is_compiled, refuse_compiled_part, refuse_wrappers
+from eventful.surgery.wrappers import (
+    is_compiled,
+    refuse_compiled_part,
+    refuse_moved_weights,
+    refuse_wrappers,
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ def refuse_wrapped(model: nn.Module) -> None:
     for name, trunk, adapter in known_trunks(model):
         parts = [trunk, *(block for _, block in adapter.blocks(trunk))]
         refuse_wrappers(model, parts, "eventful.Stream(eventful.convert(model))")
+        refuse_moved_weights(model, parts)
         refuse_unreadable(name, trunk, adapter)
 
 
@@ -48,7 +55,20 @@ def refuse_unreadable(name: str, trunk: nn.Module, adapter: Adapter) -> None:
 
 
 def known_trunks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Adapter]]:
-    """The trunks inside a model, each with its name and its adapter; never one inside another."""
+    """The trunks inside a model, each with its name and its adapter; never one inside another.
+
+    Without weights, on the meta device, a structure cannot be tried, and named ones are all.
+    """
+    found: list[str] = []
+    for name, module, adapter in named_trunks(model):
+        found.append(name)
+        yield name, module, adapter
+    if not any(weight.is_meta for weight in model.parameters()):
+        yield from structural_trunks(model, found)
+
+
+def named_trunks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Adapter]]:
+    """The trunks that an adapter knows by name."""
     found: list[str] = []
     for name, module in model.named_modules():
         if any(name == known or name.startswith(f"{known}.") or known == "" for known in found):

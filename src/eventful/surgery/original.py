@@ -1,4 +1,4 @@
-"""Detects modules that are replaced in the original of a converted model."""
+"""Detects modules replaced, and adapters switched, in the original of a converted model."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ _values_of = methodcaller("values")  # scripted modules have no dict
 _modules_of = attrgetter("_modules")
 
 
+# What peft calls the attributes of a layer with adapters that say which of them are in use.
+_SWITCH = "_disable_adapters"
+_SWITCHES = (_SWITCH, "_active_adapter")
+
+
+def _switches(module: nn.Module) -> tuple[object, ...]:
+    held = vars(module)
+    return tuple(list(v) if isinstance(v := held.get(key), list) else v for key in _SWITCHES)
+
+
 class Original:
     """The module tree that a converted model was cloned from.
 
@@ -19,7 +29,25 @@ class Original:
     """
 
     def __init__(self, root: nn.Module) -> None:
-        self._keep(list(root.modules()))
+        modules = list(root.modules())
+        self._keep(modules)
+        self._adapted = [(ref(m), _switches(m)) for m in modules if _SWITCH in vars(m)]
+        self._twins: list[ref[nn.Module]] = []
+
+    def pair(self, twin: nn.Module) -> None:
+        """Note the converted model, whose adapters are its own."""
+        self._twins = [ref(m) for m in twin.modules() if _SWITCH in vars(m)]
+
+    def switched(self) -> bool:
+        """Whether adapters (LoRA) were switched in the original, and not in the converted model."""
+        for (get, before), twin_of in zip(self._adapted, self._twins, strict=False):
+            module, twin = get(), twin_of()
+            if module is None or twin is None:
+                continue
+            now = _switches(module)
+            if now != before and now != _switches(twin):
+                return True
+        return False
 
     def _keep(self, modules: list[nn.Module]) -> None:
         place = {id(module): at for at, module in enumerate(modules)}

@@ -49,6 +49,47 @@ def refuse_wrappers(model: nn.Module, parts: Iterable[nn.Module], then: str) -> 
             raise ConfigError(f"{place} {reason.format(then=then)}")
 
 
+def refuse_moved_weights(model: nn.Module, parts: Iterable[nn.Module]) -> None:
+    """Raise where weights of `parts` are moved or gathered by hooks, which a stream does not call.
+
+    Args:
+        parts: trunks and blocks; modules that hold one, or are inside one, are checked.
+    """
+    parts = list(parts)
+    wanted = {id(part) for part in parts}
+    inside = {id(inner) for part in parts for inner in part.modules()}
+    for name, module in model.named_modules():
+        reason = _moves(module)
+        if reason is None:
+            continue
+        if id(module) in inside or any(id(inner) in wanted for inner in module.modules()):
+            place = f"The part {name!r} of the model" if name else "The model"
+            raise ConfigError(f"{place} {reason}")
+
+
+def _moves(module: nn.Module) -> str | None:
+    """How the weights of a module are moved or spread, and what to do; None if they are not."""
+    if "_hf_hook" in vars(module):
+        return (
+            "is run by hooks of accelerate (a device map, or offloading), which move weights at "
+            "each call of a module; a stream calls parts of blocks without them. Load the model "
+            "onto one device without device_map and offloading, or undo them: "
+            "accelerate.hooks.remove_hook_from_module(model, recurse=True), then model.to(device)."
+        )
+    if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
+        return (
+            "is sharded by fully_shard (FSDP): hooks gather its weights at each call, and a stream "
+            "calls parts of blocks without them. Load the whole model on each device, and give "
+            "each device streams of its own."
+        )
+    if any(type(weight).__name__ == "DTensor" for weight in module._parameters.values()):
+        return (
+            "holds weights that are spread over processes (DTensor). Load the whole model on each "
+            "device, and give each device streams of its own."
+        )
+    return None
+
+
 def holders(model: nn.Module, parts: Iterable[nn.Module]) -> list[nn.Module]:
     """The modules that are or hold one of `parts`: those whose code calls converted blocks."""
     wanted = {id(part) for part in parts}
@@ -90,7 +131,8 @@ def refuse_replaced(model: nn.Module, trunks: Iterable[nn.Module]) -> None:
     """
     wanted = {id(trunk) for trunk in trunks}
     for name, module in model.named_modules():
-        replaced = [key for key in ("forward", "forward_features") if key in vars(module)]
+        held = [key for key in ("forward", "forward_features") if key in vars(module)]
+        replaced = [key for key in held if not is_own_method(module, key)]
         if replaced and any(id(inner) in wanted for inner in module.modules()):
             place = f"the part {name!r} of the model" if name else "the model"
             raise ConfigError(
@@ -98,6 +140,17 @@ def refuse_replaced(model: nn.Module, trunks: Iterable[nn.Module]) -> None:
                 "calls the original, not the converted model. Write an nn.Module whose forward "
                 "calls the unchanged model and convert that, or pass inplace=True."
             )
+
+
+def is_own_method(module: nn.Module, key: str) -> bool:
+    """Whether an attribute is the method of the class: accelerate leaves these when undone."""
+    value = vars(module).get(key)
+    own = getattr(type(module), key, None)
+    return (
+        own is not None
+        and getattr(value, "__self__", None) is module
+        and getattr(value, "__func__", None) is own
+    )
 
 
 def is_compiled(module: nn.Module) -> bool:

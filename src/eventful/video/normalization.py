@@ -59,6 +59,7 @@ def input_size(model: Any) -> tuple[int, int] | None:
         (_settings(model) or {}).get("input_size"),
         getattr(config, "image_size", None),
         getattr(getattr(config, "vision_config", None), "image_size", None),
+        getattr(getattr(config, "backbone_config", None), "image_size", None),
         getattr(model, "image_size", None),  # torchvision
         getattr(model, "crop_size", None) if getattr(model, "do_center_crop", True) else None,
         getattr(model, "size", None),

@@ -24,6 +24,7 @@ from eventful.surgery.adapter import (
 )
 from eventful.surgery.adapters.constants import SizedMethod, is_own
 from eventful.surgery.adapters.origin import forward_of
+from eventful.surgery.adapters.versions import refuse_old_transformers
 from eventful.surgery.session import Session
 from eventful.tokens.layout import TokenLayout
 
@@ -52,6 +53,8 @@ class HFAdapter(Adapter):
             is_class(module, f"transformers.models.{path}.modeling_{path}", *names)
             for path, names in self.trunks.items()
         )
+        if known:
+            refuse_old_transformers()
         return known and any(find(module, path) is not None for path in self.layers)
 
     def blocks(self, trunk: nn.Module) -> Sequence[tuple[str, nn.Module]]:
@@ -62,7 +65,7 @@ class HFAdapter(Adapter):
 
     def layout(self, trunk: Foreign, size: tuple[int, int]) -> TokenLayout:
         """See `Adapter`."""
-        patches = _patches(trunk)
+        patches = patches_of(trunk)
         return TokenLayout((size[0] // patches.stride[0], size[1] // patches.stride[1]))
 
     def default_size(self, trunk: Foreign) -> tuple[int, int]:
@@ -181,7 +184,7 @@ def need_own_forward(*modules: nn.Module) -> None:
             raise Mismatch(f"the forward of its {type(module).__name__} was replaced")
 
 
-def _patches(trunk: nn.Module) -> nn.Conv2d:
+def patches_of(trunk: nn.Module) -> nn.Conv2d:
     """The convolution that makes patches."""
     found: nn.Conv2d = find(
         trunk,
@@ -190,5 +193,6 @@ def _patches(trunk: nn.Module) -> nn.Conv2d:
         "embeddings.patch_embedding",
         "embeddings.projection",
         "patch_embed.projection",
+        "embeddings.proj",
     )
     return found

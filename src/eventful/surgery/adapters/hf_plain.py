@@ -1,7 +1,8 @@
-"""Plain vision transformers of transformers: ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP and YOLOS."""
+"""Plain vision transformers of transformers: ViT, DINOv2, DINOv3, CLIP, SigLIP, YOLOS and more."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from eventful.rules.spec import BlockSpec, linear_cost
 from eventful.rules.step import Step
-from eventful.surgery.adapter import BlockCall, Foreign, Method
+from eventful.surgery.adapter import BlockCall, Foreign, Method, Mismatch
 from eventful.surgery.adapters.hf_base import HFAdapter, find, need, need_own_forward
 from eventful.surgery.session import Session
 from eventful.tokens.layout import TokenLayout
@@ -20,7 +21,7 @@ from eventful.tokens.layout import TokenLayout
 class HFPlain(HFAdapter):
     """Global attention, class, distillation and register tokens, layer scale, gated MLPs."""
 
-    name = "transformers ViT, DeiT, DINOv2, CLIP, SigLIP"
+    name = "transformers ViT"
     trunks: ClassVar = {
         "vit": ("ViTModel",),
         "deit": ("DeiTModel",),
@@ -28,8 +29,11 @@ class HFPlain(HFAdapter):
         "dinov2_with_registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersBackbone"),
         "clip": ("CLIPVisionModel", "CLIPVisionTransformer"),
         "siglip": ("SiglipVisionModel", "SiglipVisionTransformer"),
+        "owlvit": ("OwlViTVisionTransformer",),
+        "owlv2": ("Owlv2VisionTransformer",),
+        "vitpose_backbone": ("VitPoseBackbone",),
     }
-    layers = ("layers", "encoder.layers", "encoder.layer")
+    layers: ClassVar[Sequence[str]] = ("layers", "encoder.layers", "encoder.layer")
     sized: ClassVar = {"embeddings.interpolate_pos_encoding": True}
 
     def spec(self, trunk: nn.Module, block: nn.Module) -> BlockSpec:
@@ -37,11 +41,13 @@ class HFPlain(HFAdapter):
         attention = need(block, "attention", "self_attn")
         core = find(attention, "attention") or attention
         need_own_forward(block, attention, core)
+        if find(block, "num_experts") not in (None, 1):
+            raise Mismatch("its MLP has experts, which the caller chooses by `dataset_index`")
         query, key, value = (
             need(core, f"{name[0]}_proj", name) for name in ("query", "key", "value")
         )
         out = need(attention, "o_proj", "out_proj", "output.dense")
-        heads = need(core, "num_attention_heads", "num_heads")
+        heads = need(core, "num_attention_heads", "num_heads", "config.num_attention_heads")
         head_dim = need(core, "head_dim", "attention_head_size")
         norm1 = need(block, "layernorm_before", "layer_norm1", "norm1")
         norm2 = need(block, "layernorm_after", "layer_norm2", "norm2")
@@ -49,7 +55,7 @@ class HFPlain(HFAdapter):
         feed = find(block, "mlp") or nn.Sequential(
             need(block, "intermediate"), need(block, "output.dense")
         )
-        prefix, _ = _special(trunk)
+        prefix, _ = special_tokens(trunk)
 
         def qkv(
             x: Tensor, index: Tensor, positions: Rotary | None
@@ -77,7 +83,7 @@ class HFPlain(HFAdapter):
 
     def layout(self, trunk: Foreign, size: tuple[int, int]) -> TokenLayout:
         """See `Adapter`."""
-        prefix, suffix = _special(trunk)
+        prefix, suffix = special_tokens(trunk)
         return replace(super().layout(trunk, size), prefix=prefix, suffix=suffix)
 
 
@@ -87,7 +93,7 @@ class HFDinov3(HFPlain):
     name = "transformers DINOv3"
     adds_positions = False
     trunks: ClassVar = {"dinov3_vit": ("DINOv3ViTModel", "DINOv3ViTBackbone")}
-    layers = ("model.layer", "layer", "encoder.layer")
+    layers: ClassVar[Sequence[str]] = ("model.layer", "layer", "encoder.layer")
     sized: ClassVar = {"rope_embeddings.forward": True}
 
     def read(self, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
@@ -213,11 +219,11 @@ class SelectedPositions:
         return rows
 
 
-def _special(trunk: Foreign) -> tuple[int, int]:
-    """Special tokens before and after the patches."""
+def special_tokens(trunk: Foreign) -> tuple[int, int]:
+    """How many special tokens there are before and after the patches."""
 
     def count(name: str) -> int:
-        tokens = find(trunk.embeddings, name)
+        tokens = find(trunk, f"embeddings.{name}")
         return 0 if tokens is None else tokens.shape[1] if tokens.dim() > 1 else 1
 
     before = ("cls_token", "class_embedding", "distillation_token", "register_tokens")

@@ -1,15 +1,18 @@
-"""Windowed transformers of transformers: ViTDet and SAM's image encoder."""
+"""Windowed transformers of transformers: ViTDet and the image encoders of SAM, SAM-HQ and SAM 3."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from eventful.rules.relative import linear_tables
 from eventful.rules.spec import BlockSpec, linear_cost
-from eventful.surgery.adapter import BlockCall, Method, Mismatch, packed_qkv
+from eventful.rules.step import Step
+from eventful.surgery.adapter import BlockCall, Foreign, Method, Mismatch, packed_qkv
 from eventful.surgery.adapters.hf_base import (
     AnnouncedStages,
     HFAdapter,
@@ -58,7 +61,13 @@ class HFSam(HFAdapter):
     """SAM's image encoder: layers take and return (B, h, w, D)."""
 
     name = "transformers SAM"
-    trunks: ClassVar = {"sam": ("SamVisionEncoder",)}
+    trunks: ClassVar = {
+        "sam": ("SamVisionEncoder",),
+        "got_ocr2": ("GotOcr2VisionEncoder",),
+        "deepseek_ocr2": ("DeepseekOcr2SamVisionEncoder",),
+        "pp_formulanet": ("PPFormulaNetVisionEncoder",),
+        "slanext": ("SLANeXtVisionEncoder",),
+    }
     layers = ("layers",)
 
     def spec(self, trunk: nn.Module, block: nn.Module) -> BlockSpec:
@@ -74,6 +83,97 @@ class HFSam(HFAdapter):
     def write(self, tokens: Tensor, layout: TokenLayout | None, args: tuple[Any, ...]) -> Any:
         """See `Adapter`."""
         return tokens if layout is None else tokens.unflatten(1, layout.grid)
+
+
+class HFSamHQ(HFSam):
+    """SAM-HQ's image encoder, which also returns the outputs of blocks with global attention."""
+
+    name = "transformers SAM-HQ"
+    trunks: ClassVar = {"sam_hq": ("SamHQVisionEncoder",)}
+
+    def watched(self, spec: BlockSpec, step: Step) -> bool:
+        """See `Adapter`."""
+        return not spec.windowed or super().watched(spec, step)
+
+
+class HFSam3(HFSam):
+    """SAM 3's image encoder: rotary position, counted from the corner of each window."""
+
+    name = "transformers SAM 3"
+    trunks: ClassVar = {"sam3": ("Sam3ViTModel",)}
+    sized: ClassVar = {"embeddings._tile_position_embeddings": False}
+
+    def spec(self, trunk: Foreign, block: Foreign) -> BlockSpec:
+        """See `Adapter`."""
+        attention, side = need(block, "attention"), block.window_size
+        need_own_forward(block, attention, block.rotary_emb)
+        if side and any(length % side for length in self._grid(trunk)):
+            raise Mismatch("its windows reach over the border, and padding has a rotary position")
+        query, key, value = (need(attention, f"{name}_proj") for name in "qkv")
+
+        def qkv(x: Tensor, index: Tensor, rotary: RotaryPairs) -> tuple[Tensor, Tensor, Tensor]:
+            return rotary.rotate(query(x), index), rotary.rotate(key(x), index), value(x)
+
+        return BlockSpec(
+            module=block,
+            dim=attention.o_proj.out_features,
+            heads=attention.num_attention_heads,
+            head_dim=attention.head_dim,
+            scale=attention.scaling,
+            norm1=block.layer_norm1,
+            qkv=qkv,
+            project=attention.o_proj,
+            norm2=block.layer_norm2,
+            mlp=block.mlp,
+            qkv_cost=linear_cost(query, key, value),
+            project_cost=linear_cost(attention.o_proj),
+            mlp_cost=linear_cost(block.mlp),
+            window=(side, side) if side else None,
+        )
+
+    def read_in(
+        self, step: Step, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> BlockCall:
+        """See `Adapter`; blocks with the same windows share one table of rotary position."""
+        call = self.read(spec, args, kwargs)
+        key = ("rotary", spec.trunk, spec.window)
+        grid = step.layouts[spec.trunk].grid
+
+        def make() -> tuple[Tensor, Tensor]:
+            block: Foreign = spec.module
+            cos, sin = block.rotary_emb(call.tokens, block.position_ids)
+            return _over_grid(cos[0], grid, spec.window), _over_grid(sin[0], grid, spec.window)
+
+        rotary = step.shared(key, lambda: RotaryPairs(step.constant(key, make)))
+        return replace(call, positions=rotary)
+
+    def _grid(self, trunk: Foreign) -> tuple[int, int]:
+        return self.layout(trunk, self.default_size(trunk)).grid
+
+
+class RotaryPairs(tuple[Tensor, Tensor]):
+    """(cos, sin) of all tokens, each (N, d), for neighbouring channels; keeps the rows gathered."""
+
+    _last: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def rotate(self, tokens: Tensor, index: Tensor) -> Tensor:
+        """Rotate the heads of q or k (B, M, H*d) of the tokens at `index` (B, M)."""
+        if self._last is None or self._last[0] is not index:
+            cos, sin = self
+            self._last = (index, cos[index][:, :, None], sin[index][:, :, None])
+        _, cos, sin = self._last  # (B, M, 1, d)
+        x = tokens.unflatten(-1, (-1, cos.shape[-1])).float()  # (B, M, H, d)
+        first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+        turned = torch.stack((-second, first), dim=-1).flatten(-2)
+        return (x * cos + turned * sin).flatten(-2).type_as(tokens)
+
+
+def _over_grid(table: Tensor, grid: tuple[int, int], window: tuple[int, int] | None) -> Tensor:
+    """The rows (S, d) of one window, repeated for every window of the grid: (N, d)."""
+    if window is None:
+        return table
+    tall, wide = window
+    return table.unflatten(0, window).repeat(grid[0] // tall, grid[1] // wide, 1).flatten(0, 1)
 
 
 def _spec(block: nn.Module) -> BlockSpec:

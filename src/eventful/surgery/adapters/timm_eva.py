@@ -1,4 +1,4 @@
-"""timm's Eva: eva*, eva02*, *_dinov3*, vit_*_rope_*, vit_pe_* and similar."""
+"""timm's Eva and others of its blocks: eva*, *_dinov3*, *_rope_*, qwen3_vit_*, deepseek_vit_*."""
 
 from __future__ import annotations
 
@@ -10,23 +10,30 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eventful.cost.counting import LinearCost
-from eventful.rules.spec import BlockSpec, TokenMap, linear_cost
+from eventful.rules.spec import BlockSpec, QKVMap, TokenMap, linear_cost
 from eventful.surgery.adapter import BlockCall, Foreign, is_class
 from eventful.surgery.adapters.origin import forward_of, known_attention
 from eventful.surgery.adapters.timm_trunk import TimmTrunk, timm_spec
+from eventful.surgery.adapters.versions import normed, rotation, separate_bias
 
 _PATH = "timm.models.eva"
-_BLOCKS = (f"{_PATH}.EvaBlock", f"{_PATH}.EvaBlockPostNorm")
+_BLOCKS = (
+    f"{_PATH}.EvaBlock",
+    f"{_PATH}.EvaBlockPostNorm",
+    "timm.models.deepseek_vit.DeepseekVitBlock",
+)
 _ATTENTION = (f"{_PATH}.EvaAttention", "timm.layers.attention.AttentionRope")
 
 
 class TimmEva(TimmTrunk):
     """Global attention with rotary position, with or without absolute position."""
 
-    name = "timm Eva"
+    name = "timm Eva, Qwen3Vit"
 
     def matches(self, module: nn.Module) -> bool:
         """See `Adapter`."""
+        if is_class(module, "timm.models.qwen3_vit", "Qwen3VitEncoder"):
+            return True
         return is_class(module, _PATH, "Eva") and module.pos_embed is not None
 
     def spec(self, trunk: nn.Module, block: Foreign) -> BlockSpec:
@@ -41,7 +48,8 @@ class TimmEva(TimmTrunk):
         if forward_of(block) == f"{_PATH}.EvaBlockPostNorm":
             before, after = after, before
         else:
-            after = (lambda x: _scaled(block.gamma_1, x), lambda x: _scaled(block.gamma_2, x))
+            gammas = [getattr(block, name, None) for name in ("gamma_1", "gamma_2")]
+            after = (lambda x: scaled(gammas[0], x), lambda x: scaled(gammas[1], x))
         return replace(
             timm_spec(block, attention),
             norm1=before[0],
@@ -49,7 +57,7 @@ class TimmEva(TimmTrunk):
             project=lambda o: after[0](project(o)),
             norm2=before[1],
             mlp=lambda y: after[1](block.mlp(y)),
-            qkv_cost=_qkv_cost(attention),
+            qkv_cost=qkv_cost(attention),
         )
 
     def read(self, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
@@ -60,17 +68,20 @@ class TimmEva(TimmTrunk):
 
 
 class TimmEvaRotary(TimmEva):
-    """Eva models with rotary position only, such as DINOv3."""
+    """Models with rotary position only, such as DINOv3."""
 
-    name = "timm Eva without position embedding"
+    name = "timm Eva without position embedding, DeepseekVit"
     adds_positions = False
 
     def matches(self, module: nn.Module) -> bool:
         """See `Adapter`."""
+        if is_class(module, "timm.models.deepseek_vit", "DeepseekVitEncoder"):
+            return True
         return is_class(module, _PATH, "Eva") and module.pos_embed is None
 
 
-def _scaled(gamma: Tensor | None, x: Tensor) -> Tensor:
+def scaled(gamma: Tensor | None, x: Tensor) -> Tensor:
+    """Tokens times a layer scale, if there is one."""
     return x if gamma is None else gamma * x
 
 
@@ -80,8 +91,8 @@ def _qkv(
     heads = attention.num_heads
     key_heads = getattr(attention, "num_kv_heads", heads)
     q, k, v = _project(attention, x)
-    q = attention.q_norm(q.unflatten(-1, (heads, -1)))
-    k = attention.k_norm(k.unflatten(-1, (key_heads, -1)))
+    q = normed(attention, "q_norm", q.unflatten(-1, (heads, -1)))
+    k = normed(attention, "k_norm", k.unflatten(-1, (key_heads, -1)))
     if rope is not None:
         q, k = (part.type_as(v) for part in _rotate(attention, (q, k), index, rope))
     k = k.flatten(2)
@@ -97,7 +108,7 @@ def _project(attention: Foreign, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         packed = attention.qkv(x)
     else:
         bias = torch.cat((attention.q_bias, attention.k_bias, attention.v_bias))
-        if attention.qkv_bias_separate:
+        if separate_bias(attention):
             packed = attention.qkv(x) + bias
         else:
             packed = F.linear(x, attention.qkv.weight, bias)
@@ -105,7 +116,13 @@ def _project(attention: Foreign, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _qkv_cost(attention: Foreign) -> LinearCost:
+def joined_bias_qkv(attention: Foreign) -> QKVMap:
+    """The QKV map of an attention that keeps the biases of q, k and v apart."""
+    return lambda x, index, positions: _project(attention, x)
+
+
+def qkv_cost(attention: Foreign) -> LinearCost:
+    """Cost per token of the layers of q, k and v."""
     if attention.qkv is None:
         return linear_cost(attention.q_proj, attention.k_proj, attention.v_proj)
     cost = linear_cost(attention.qkv)
@@ -134,7 +151,7 @@ def _rotate(
     else:
         stream = torch.arange(len(index), device=index.device)[:, None]
         rows = rope.transpose(1, 2).expand(len(index), -1, -1, -1)[stream, patch]
-    rotated = (apply_rot_embed_cat(part, rows, half=half) for part in parts)
+    rotated = (apply_rot_embed_cat(part, rows, **rotation(half)) for part in parts)
     if not prefix:
         return tuple(rotated)
     special = (index < prefix)[:, :, None, None]

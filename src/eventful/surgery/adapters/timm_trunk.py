@@ -13,6 +13,7 @@ from eventful.errors import UnsupportedError
 from eventful.rules.spec import BlockSpec, QKVMap
 from eventful.surgery.adapter import Adapter, Foreign, Method, per_head, usual_spec
 from eventful.surgery.adapters.constants import ResizingMethod, SizedMethod, is_own
+from eventful.surgery.adapters.versions import head_dim
 from eventful.surgery.session import Session
 from eventful.tokens.layout import TokenLayout
 
@@ -102,7 +103,7 @@ class TappedIntermediates:
 
 def timm_spec(block: Foreign, attention: Foreign) -> BlockSpec:
     """A timm block as most are: norm, attention, norm, MLP; families replace what differs."""
-    heads, width = attention.num_heads, attention.head_dim
+    heads, width = attention.num_heads, head_dim(attention)
     return usual_spec(block, attention, heads, width, _normed_qkv(attention))
 
 

@@ -9,12 +9,16 @@ from torch import Tensor, nn
 from eventful.rules.spec import BlockSpec
 from eventful.surgery.adapter import Foreign, Mismatch, is_class
 from eventful.surgery.adapters.origin import forward_of, known_attention
+from eventful.surgery.adapters.timm_parallel import differential, scaling_spec, things_spec
 from eventful.surgery.adapters.timm_trunk import TimmTrunk, timm_spec
 
 _PATH = "timm.models.vision_transformer"
 _BLOCKS = (f"{_PATH}.Block", f"{_PATH}.ResPostBlock")
 # Older versions of timm define it beside the model.
 _ATTENTION = ("timm.layers.attention.Attention", f"{_PATH}.Attention")
+_DIFFERENTIAL = "timm.layers.diff_attention.DiffAttention"
+_SCALING = (f"{_PATH}.ParallelScalingBlock", f"{_PATH}.DiffParallelScalingBlock")
+_THINGS = f"{_PATH}.ParallelThingsBlock"
 
 
 class TimmViT(TimmTrunk):
@@ -28,7 +32,11 @@ class TimmViT(TimmTrunk):
 
     def spec(self, trunk: nn.Module, block: Foreign) -> BlockSpec:
         """See `Adapter`."""
-        attention = known_attention(block, _BLOCKS, _ATTENTION)
+        if forward_of(block) in _SCALING:
+            return scaling_spec(block)
+        if forward_of(block) == _THINGS:
+            return things_spec(block, _ATTENTION)
+        attention = known_attention(block, _BLOCKS, (*_ATTENTION, _DIFFERENTIAL))
         attention_norm = getattr(attention, "norm", nn.Identity())
 
         def project(o: Tensor) -> Tensor:
@@ -38,7 +46,7 @@ class TimmViT(TimmTrunk):
         norms = (nn.Identity(), nn.Identity()) if post_norm else (block.norm1, block.norm2)
         scales = (None, None) if post_norm else (_gamma(block.ls1), _gamma(block.ls2))
         after = (block.norm1, block.norm2) if post_norm else (nn.Identity(), nn.Identity())
-        return replace(
+        spec = replace(
             timm_spec(block, attention),
             norm1=norms[0],
             project=lambda o: after[0](project(o)),
@@ -47,6 +55,9 @@ class TimmViT(TimmTrunk):
             project_scale=scales[0],
             mlp_scale=scales[1],
         )
+        if forward_of(attention) == _DIFFERENTIAL:
+            return differential(spec, attention, lambda o: after[0](attention.proj(o)))
+        return spec
 
 
 def _gamma(scale: nn.Module) -> Tensor | None:

@@ -1,0 +1,239 @@
+"""Transformers that are recognised by their structure; see docs/adapters.md."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from eventful.errors import UnsupportedError
+from eventful.rules.spec import BlockSpec
+from eventful.rules.step import Step
+from eventful.surgery.adapter import Adapter, BlockCall, Foreign, Method, Mismatch
+from eventful.surgery.session import Session
+from eventful.surgery.structure.dryrun import (
+    Facts,
+    as_returned,
+    extra_argument,
+    facts_of,
+    loop_is_plain,
+)
+from eventful.surgery.structure.proof import described, structure_key
+from eventful.surgery.structure.search import BlockList, block_lists
+from eventful.tokens.layout import TokenLayout
+
+NAME = "structure"
+
+# What dry runs found, by the first weight of the part that takes frames, and its structure.
+_facts: MutableMapping[Tensor, tuple[Hashable, list[Facts]]] = WeakTensorKeyDictionary()
+
+
+def structural_trunks(
+    model: nn.Module, taken: list[str]
+) -> Iterator[tuple[str, nn.Module, Adapter]]:
+    """The trunks of a model that structure shows, outside the parts whose names are `taken`.
+
+    Where one part has several lists of blocks, each list is a trunk.
+    """
+    found = block_lists(model, taken)
+    for frames in dict.fromkeys(one.frames for one in found):
+        lists = [one for one in found if one.frames == frames]
+        module = model.get_submodule(frames)
+        facts = _facts_of(module, [_block_names(model, one) for one in lists])
+        for one, known in zip(lists, facts, strict=True):
+            adapter = StructuralTrunk(known, _relative(one.name, frames), len(lists) == 1)
+            adapter.learn(model.get_submodule(one.name))
+            if adapter.whole:
+                yield frames, module, adapter
+            else:
+                yield one.name, model.get_submodule(one.name), adapter
+
+
+def _relative(name: str, outer: str) -> str:
+    return name if outer == "" else name[len(outer) + 1 :]
+
+
+def _block_names(model: nn.Module, blocks: BlockList) -> list[str]:
+    """The blocks of a list, relative to the part that takes frames."""
+    path = _relative(blocks.name, blocks.frames)
+    return [f"{path}.{name}" for name, _ in model.get_submodule(blocks.name).named_children()]
+
+
+def _facts_of(frames: nn.Module, lists: list[list[str]]) -> list[Facts]:
+    """What a dry run finds; trees over the same weights, as `convert` makes them, share it."""
+    key = (structure_key(frames), tuple(map(tuple, lists)))
+    first = next(frames.parameters())
+    known = _facts.get(first)
+    if known is None or known[0] != key:
+        known = _facts[first] = (key, facts_of(frames, lists))
+    return known[1]
+
+
+@dataclass(eq=False)
+class StructuralTrunk(Adapter):
+    """A list of blocks, each proven to compute what its description says.
+
+    Attributes:
+        facts: how the tokens lie.
+        path: of the list of blocks, relative to the part that takes frames.
+        whole: whether the trunk is that part; otherwise it is the list.
+        returns, spatial: see `Recipe`.
+    """
+
+    facts: Facts
+    path: str
+    whole: bool
+    returns: int | None = None
+    spatial: bool = False
+    name = NAME
+
+    def learn(self, blocks: nn.Module) -> None:
+        """Take what all blocks of a list share from the first that can be described."""
+        for block in blocks.children():
+            try:
+                recipe = described(block)
+            except Mismatch:
+                continue
+            self.returns, self.spatial = recipe.returns, recipe.spatial
+            return
+
+    def matches(self, module: nn.Module) -> bool:
+        """See `Adapter`; trunks are found by `structural_trunks` instead."""
+        return False
+
+    def blocks(self, trunk: nn.Module) -> Sequence[tuple[str, nn.Module]]:
+        """See `Adapter`."""
+        if not self.whole:
+            return list(trunk.named_children())
+        children = trunk.get_submodule(self.path).named_children()
+        return [(f"{self.path}.{name}", block) for name, block in children]
+
+    def spec(self, trunk: nn.Module, block: nn.Module) -> BlockSpec:
+        """See `Adapter`."""
+        recipe = described(block)
+        if self.facts.reason is not None:
+            raise Mismatch(self.facts.reason)
+        if (recipe.returns, recipe.spatial) != (self.returns, self.spatial):
+            raise Mismatch("it takes or returns its tokens in another form than other blocks")
+        return recipe.spec(block)
+
+    def layout(self, trunk: nn.Module, size: tuple[int, int]) -> TokenLayout:
+        """See `Adapter`."""
+        return self.facts.layout(size)
+
+    def default_size(self, trunk: nn.Module) -> tuple[int, int]:
+        """See `Adapter`."""
+        return self.facts.size
+
+    def read(self, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
+        """See `Adapter`."""
+        extra = extra_argument(spec.module, args, kwargs)
+        if extra is not None:
+            raise UnsupportedError(
+                f"`{extra}` was passed to a block inside a stream. The block was proven to work "
+                "on tokens alone; call the model outside the stream for this input."
+            )
+        tokens = args[0] if args else next(v for v in kwargs.values() if isinstance(v, Tensor))
+        return BlockCall(tokens.flatten(1, 2) if tokens.dim() == 4 else tokens)
+
+    def write(self, tokens: Tensor, layout: TokenLayout | None, args: tuple[Any, ...]) -> Any:
+        """See `Adapter`."""
+        if self.spatial and layout is not None:
+            tokens = tokens.unflatten(1, layout.grid)
+        return as_returned(tokens, self.returns)
+
+    def watched(self, spec: BlockSpec, step: Step) -> bool:
+        """Whether a hook, or anything but the next block, may see this block's output."""
+        return super().watched(spec, step) or _plain(spec.trunk) not in step.cache
+
+    def prepare(self, trunk: nn.Module, name: str, session: Session) -> dict[str, Method]:
+        """See `Adapter`."""
+        path = self.path if self.whole else ""
+        if is_sequence(trunk.get_submodule(path)):
+            return {f"{path}.forward".lstrip("."): SequenceLoop(trunk, path, name, session)}
+        if not self.whole:
+            return {}
+        names = [short for short, _ in self.blocks(trunk)]
+        return {"forward": ProvenLoop(trunk, names, name, session)}
+
+
+def is_sequence(module: nn.Module) -> bool:
+    """Whether a module passes each child's output to the next child alone."""
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def _plain(trunk: str) -> tuple[str, str]:
+    """Where a step notes that only the next block sees a block's output."""
+    return ("plain loop", trunk)
+
+
+@dataclass(eq=False)
+class SequenceLoop:
+    """The forward of an `nn.Sequential` of blocks, in which nothing else sees their outputs."""
+
+    trunk: nn.Module
+    path: str
+    name: str
+    session: Session
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The list's own forward."""
+        step = self.session.step
+        if step is not None:
+            step.cache[_plain(self.name)] = True
+        return nn.Sequential.forward(self.trunk.get_submodule(self.path), *args, **kwargs)  # type: ignore[arg-type]
+
+
+@dataclass(eq=False)
+class ProvenLoop:
+    """A trunk's forward; a dry run shows whether only the next block sees a block's output.
+
+    The dry run is made once for each kind of call. Where it shows that something else uses the
+    outputs, or cannot be made, every block returns all its tokens.
+    """
+
+    trunk: Foreign
+    names: list[str]
+    name: str
+    session: Session
+    known: dict[Hashable, bool] = field(default_factory=dict)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The trunk's own forward."""
+        step = self.session.step
+        if step is not None and step.config.gating == "frame" and self._plain(step, args, kwargs):
+            step.cache[_plain(self.name)] = True
+        return type(self.trunk).forward(self.trunk, *args, **kwargs)
+
+    def _plain(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        kinds = tuple(map(_kind, (*args, *kwargs.values())))
+        if None in kinds:
+            return False
+        key = (len(args), tuple(kwargs), kinds, self.session.revision, step.structure)
+        known = self.known.get(key)
+        if known is None:
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                return False
+            try:
+                known = loop_is_plain(self.trunk, self.names, args, kwargs)
+            except Exception:  # the trunk itself will raise what there is to say
+                known = False
+            self.known[key] = known
+        return known
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "known": {}}
+
+
+def _kind(value: object) -> Hashable | None:
+    """What the path of a call through the code may depend on; None where that is not known."""
+    if isinstance(value, Tensor):
+        return ("tensor", value.dim())
+    if isinstance(value, list | tuple):
+        parts = tuple(map(_kind, value))
+        return None if None in parts else parts
+    return (value,) if value is None or type(value) in (bool, int, float, str) else None
