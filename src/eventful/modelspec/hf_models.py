@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,6 +41,8 @@ _TASKS = (
         )
     ),
 )
+# What the default config of a model type lacks: an LW-DETR without it has no map to detect on.
+_LACKING: dict[str, dict[str, Any]] = {"lw_detr": {"projector_scale_factors": [1.0]}}
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,11 @@ def find(name: str, *, fetch: bool = False) -> Choice:
         held = path.is_dir() and any(_weight_files(path))
         return Choice(name, class_of(config, name), config, str(path) if held else None)
     if name in types:
-        config = _default(transformers.AutoConfig.for_model, name, name)
+        config = _default(partial(transformers.AutoConfig.for_model, name), name, name)
         return Choice(name, class_of(config, name), config)
     if name.isidentifier() and (kind := _class_named(name)) is not None:
-        made = _default(kind, name) if _is_config(kind) else _default(kind.config_class, name)
+        make = kind if _is_config(kind) else kind.config_class
+        made = _default(make, name, make.model_type)
         return Choice(name, class_of(made, name) if _is_config(kind) else kind, made)
     if _HUB.fullmatch(name):
         source = name if fetch else str(_cached(name))
@@ -161,10 +165,10 @@ def _is_config(kind: Any) -> bool:
     return issubclass(kind, libraries.load("transformers").PretrainedConfig)
 
 
-def _default(make: Any, name: str, *arguments: str) -> Any:
+def _default(make: Any, name: str, model_type: str) -> Any:
     """A config with the library's defaults."""
     try:
-        return make(*arguments)
+        return make(**_LACKING.get(model_type, {}))
     except Exception as error:  # a config of parts may need them
         raise UnsupportedError(
             f"hf:{name} has no config by default ({first_line(error)}). Give the path of a "
