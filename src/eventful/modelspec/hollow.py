@@ -113,10 +113,10 @@ def takes(model: nn.Module, size: Size) -> bool:
     hollow = without_weights(model).eval()
     like = next(hollow.parameters(), None)
     dtype = torch.float32 if like is None else like.dtype
-    frame = torch.zeros(1, 3, *both_sides(size), dtype=dtype)
     try:
+        frame = torch.zeros(1, 3, *both_sides(size), dtype=dtype)
         with no_arithmetic(), torch.no_grad():
             getattr(hollow, picture_method(hollow))(frame)
-    except Exception:  # models refuse frames in any way
+    except Exception:  # models refuse frames in any way, and memory may not suffice
         return False
     return True

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from torch import nn
 
 from eventful.config import Config
-from eventful.errors import ConfigError, NoMatchError, UnsupportedError
+from eventful.errors import ConfigError, Mismatch, NoMatchError, UnsupportedError
 from eventful.rules.block import run_block
 from eventful.rules.kernels import WIDEST_WINDOW
 from eventful.rules.spec import BlockSpec
@@ -81,9 +81,20 @@ class BlockForward:
     @property
     def spec(self) -> BlockSpec:
         """The block as it is now."""
+        after = None if self.following is None else self._described(self.following).norm1
+        return replace(self._described(self.block), next_norm=after, **self.place)
+
+    def _described(self, block: nn.Module) -> BlockSpec:
         trunk, adapter = self.session.trunks[self.trunk_name]
-        after = None if self.following is None else adapter.spec(trunk, self.following).norm1
-        return replace(adapter.spec(trunk, self.block), next_norm=after, **self.place)
+        try:
+            return adapter.spec(trunk, block)
+        except Mismatch as reason:
+            where = self.place["name"] if block is self.block else f"after {self.place['name']}"
+            raise UnsupportedError(
+                f"The {type(block).__name__} {where} was changed since the model was converted, "
+                f"and cannot be made eventful any more: {reason}. Undo the change, or convert the "
+                "model again."
+            ) from reason
 
     def spec_in(self, step: Step) -> BlockSpec:
         """The block as it is in a step; kept until modules, parameters or settings change."""
