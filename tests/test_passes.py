@@ -54,8 +54,10 @@ def test_every_container_keeps_its_structure(rows: tuple[list[int], list[int]]) 
     assert type(joined["layers"]) is tuple
     assert [numbers(layer) for layer in joined["layers"]] == [order, order]
     intermediate = joined["intermediate_logits"]
-    assert intermediate.shape == (3, len(order), 4) and numbers(intermediate, 1) == order
-    assert type(joined["pair"]) is pair and numbers(joined["pair"].b[0]) == order
+    assert intermediate.shape == (3, len(order), 4)
+    assert numbers(intermediate, 1) == order
+    assert type(joined["pair"]) is pair
+    assert numbers(joined["pair"].b[0]) == order
     assert (joined["none"], joined["scale"]) == (None, 2)
 
 
@@ -66,7 +68,8 @@ def test_a_list_by_stream_is_put_in_order(rows: tuple[list[int], list[int]]) -> 
     tower = Passes(rows, CPU, features=True)
     for kind in (list, tuple):
         tokens = tower.join([kind(each([row] * 7, 3) for row in some) for some in rows])
-        assert type(tokens) is kind and [float(t[0, 0]) for t in tokens] == list(range(len(tokens)))
+        assert type(tokens) is kind
+        assert [float(t[0, 0]) for t in tokens] == list(range(len(tokens)))
 
 
 def refusal_of(passes: Passes, make: Any) -> str:

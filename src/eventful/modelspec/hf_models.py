@@ -77,8 +77,8 @@ def find(name: str, *, fetch: bool = False) -> Choice:
     types = _types()
     path = Path(name).expanduser()
     kind = _class_named(name) if name.isidentifier() else None
-    known = name in types or kind is not None
-    if known and path.exists():
+    ours = name in types or kind is not None
+    if ours and path.exists():
         warnings.warn(_both(name), stacklevel=2)
     elif path.exists() or _is_path(name):
         config = _config_at(path)
@@ -185,16 +185,17 @@ def _class_named(name: str) -> Any:
 
 def _is_config(kind: Any) -> bool:
     """Whether it is the config of one type of models."""
-    base = libraries.load("transformers").PretrainedConfig
-    return isinstance(kind, type) and issubclass(kind, base) and bool(kind.model_type)
+    base: Any = libraries.load("transformers").PretrainedConfig
+    fits = isinstance(kind, type) and issubclass(kind, base)
+    return fits and bool(getattr(kind, "model_type", ""))
 
 
 def _is_model(kind: Any) -> bool:
     """Whether it is a class of models that run: not a base class, which has no forward."""
-    base = libraries.load("transformers").PreTrainedModel
-    if not isinstance(kind, type) or not issubclass(kind, base) or kind.config_class is None:
-        return False
-    return kind.forward is not nn.Module.forward
+    base: Any = libraries.load("transformers").PreTrainedModel
+    fits = isinstance(kind, type) and issubclass(kind, base)
+    runs = getattr(kind, "forward", None) is not nn.Module.forward
+    return fits and runs and getattr(kind, "config_class", None) is not None
 
 
 def _default(make: Any, name: str, model_type: str) -> Any:

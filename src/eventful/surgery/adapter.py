@@ -17,6 +17,19 @@ from eventful.tokens.layout import TokenLayout
 if TYPE_CHECKING:
     from eventful.surgery.session import Session
 
+__all__ = [
+    "Adapter",
+    "BlockCall",
+    "Foreign",
+    "Method",
+    "Mismatch",
+    "is_class",
+    "packed_qkv",
+    "per_head",
+    "refuse",
+    "usual_spec",
+]
+
 # A module of a model library, or a part of one: its attributes have no types here.
 Foreign: TypeAlias = Any
 # Replaces a method: takes the method's arguments without `self`, and returns what it returns.

@@ -51,6 +51,14 @@ def choose_normalization(normalize: Any, model: Any = None) -> Normalization:
     return _of_model(normalize)
 
 
+def model_normalization(model: Any) -> Normalization:
+    """As a model says; ImageNet's values, with which most are trained, where it does not."""
+    try:
+        return choose_normalization(None, model)
+    except ConfigError:
+        return Normalization()
+
+
 def input_size(model: Any) -> tuple[int, int] | None:
     """Height and width of the pictures that a model, or an image processor, takes; None if open."""
     embedding = getattr(model, "patch_embed", None)

@@ -52,7 +52,7 @@ class HFTiled(HFPlain):
 
     def layout(self, trunk: Foreign, size: tuple[int, int]) -> TokenLayout:
         """See `Adapter`; the model itself fails on frames that its windows cannot share."""
-        count, patch = self.windows(trunk), patches_of(trunk).stride
+        count, patch = self.windows(trunk), _patch(trunk)
         fits = whole_windows(size, patch, count)
         if fits != size:
             raise UnsupportedError(
@@ -66,7 +66,7 @@ class HFTiled(HFPlain):
     def default_size(self, trunk: Foreign) -> tuple[int, int]:
         """See `Adapter`; the size in a config need not fit the windows."""
         size = super().default_size(trunk)
-        return whole_windows(size, patches_of(trunk).stride, self.windows(trunk))
+        return whole_windows(size, _patch(trunk), self.windows(trunk))
 
     def joined(self, spec: BlockSpec, windows: Tensor, frames: int, layout: TokenLayout) -> Tensor:
         """The windows (B*W, S, D) of B frames as one sequence (B, N, D) per frame."""
@@ -157,6 +157,12 @@ class HFLwDetr(HFTiled):
         side, (height, width) = _side(spec), layout.grid
         cells = tokens.unflatten(1, (side, height // side, side, width // side))
         return cells.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+
+
+def _patch(trunk: nn.Module) -> tuple[int, int]:
+    """Height and width of a patch in pixels."""
+    height, width = patches_of(trunk).stride
+    return height, width
 
 
 def _side(spec: BlockSpec) -> int:
