@@ -402,10 +402,10 @@ def tokens_of(path: Path) -> str:
 def test_a_model_of_another_library_is_measured_at_its_own_size(tmp_path: Path) -> None:
     loaded = load_backbone(tokens_of(tmp_path), None)
     assert not loaded.random
-    rows = by_name(run(loaded, "stress:enter", frames=6, size=""))
+    rows = by_name(run(loaded, "stress:enter", size=""))
     assert list(rows) == ["dense", "default", "skip", "skip-carried", "oracle"]
     assert {(row.size, row.tokens) for row in rows.values()} == {("64x64", 17)}
-    assert rows["dense"].error_worst == 0 < rows["skip"].error_worst
+    assert rows["dense"].error_worst == 0 < rows["default"].error_worst
 
 
 def test_an_output_without_a_row_per_token_is_neither_carried_nor_judged_by_token(
