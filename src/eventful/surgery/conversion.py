@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypedDict
@@ -29,6 +30,7 @@ from eventful.surgery.matching import (
     refuse_wrapped,
 )
 from eventful.surgery.original import Original
+from eventful.surgery.part_hooks import PartHooks
 from eventful.surgery.patches import PatchForward, embeds_patches
 from eventful.surgery.session import Session, count_loads
 from eventful.surgery.where import Named, Where, checked_where
@@ -76,6 +78,7 @@ class BlockForward:
     ) -> None:
         self.session, self.trunk_name, self.block, self.place = session, trunk_name, block, place
         self.following = following
+        self._hooks = PartHooks(session, block, place["name"])
         self._known: tuple[tuple[int, int], BlockSpec] | None = None
 
     @property
@@ -124,7 +127,9 @@ class BlockForward:
             step.record.positions[self.trunk_name] = (call.tokens.shape[1], spec.dim)
         if adapter.watched(spec, step) or not adapter.knows_loop(trunk):
             step.taps.setdefault(self.trunk_name, set()).add(spec.index)
-        result = run_block(spec, step, call.tokens, call.positions)
+        whole = step.flush_all or step.config.gating == "frame"  # not one operator alone
+        with self._hooks.watched() if whole else nullcontext():
+            result = run_block(spec, step, call.tokens, call.positions)
         return adapter.write_in(step, spec, result, args)
 
     def __getstate__(self) -> dict[str, Any]:
