@@ -207,5 +207,5 @@ def test_a_call_that_runs_no_block_says_where_the_blocks_are() -> None:
             return x
 
     stream = eventful.Stream(eventful.convert(Outer().eval()))
-    with pytest.raises(UnsupportedError, match="none of the converted blocks, which are in tower"):
+    with pytest.raises(UnsupportedError, match="no converted block; they are in tower"):
         stream(torch.rand(1, 3, 32, 32))

@@ -43,7 +43,7 @@ def launch(session: Session, step: Step, forward: Callable[[], Any]) -> Any:
         session.step = None
     if not step.record.gates:
         raise UnsupportedError(
-            f"The call ran none of the converted blocks, which are in {_places(session)}. Call a "
+            f"The call reached no converted block; they are in {_places(session)}. Call a "
             "method of the model that runs them on the frame, e.g. stream.call("
             "'forward_features', frame) for timm, 'get_image_features' for vision towers."
         )
