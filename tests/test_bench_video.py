@@ -22,7 +22,7 @@ from eventful.bench.video import store
 from eventful.bench.video.configs import parse_config, plain_config
 from eventful.bench.video.footage import open_footage
 from eventful.bench.video.measure import ClipResult, Head, VideoPlan, measure
-from eventful.bench.video.model import Backbone
+from eventful.bench.video.model import Backbone, SizedBackbone, load_backbone
 from eventful.bench.video.rows import Series, VideoRow, quality_fields, rank_correlation
 from eventful.bench.video.steps import (
     Carrier,
@@ -385,3 +385,60 @@ def test_a_clip_must_be_named(here) -> None:  # noqa: F811
     done = here("bench", "video", "--model", "test_vit")
     assert done.returncode == 2
     assert "stress:pan" in done.stderr
+
+
+def tokens_of(path: Path) -> str:
+    """A ViT of transformers in a folder, with weights; its first output is its tokens."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        image_size=64, patch_size=16,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.ViTModel(config).save_pretrained(path)
+    return f"hf:{path}"
+
+
+def test_a_model_of_another_library_is_measured_at_its_own_size(tmp_path: Path) -> None:
+    loaded = load_backbone(tokens_of(tmp_path), None)
+    assert not loaded.random
+    rows = by_name(run(loaded, "stress:enter", size=""))
+    assert list(rows) == ["dense", "default", "skip", "skip-carried", "oracle"]
+    assert {(row.size, row.tokens) for row in rows.values()} == {("64x64", 17)}
+    assert rows["dense"].error_worst == 0 < rows["default"].error_worst
+
+
+def test_an_output_without_a_row_per_token_is_neither_carried_nor_judged_by_token(
+    tmp_path: Path,
+) -> None:
+    loaded = load_backbone(tokens_of(tmp_path), None)
+    pooled = SizedBackbone("pooled", Pooled(loaded.model), size=(64, 64))
+    plan = VideoPlan(pooled, compiled=False)
+    rows = by_name(measure(plan, open_footage("stress:enter", 6)))
+    assert list(rows) == ["dense", "default", "skip", "skip-time"]
+    assert all(row.ms > 0 for row in rows.values())
+
+
+class Pooled(torch.nn.Module):
+    """One vector of each frame."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, frame: Tensor) -> Tensor:
+        return self.model(frame).mean(dim=1)
+
+
+def test_models_that_cannot_be_measured_say_so(here, tmp_path: Path) -> None:  # noqa: F811
+    done = here("bench", "video", "stress:enter", "--model", "actions")
+    assert done.returncode == 2
+    assert "actions takes clips" in done.stderr
+    done = here("bench", "video", "stress:enter", "--model", "timm:resnet18")
+    assert done.returncode == 2
+    assert "no blocks that can be made eventful" in done.stderr
+    (tmp_path / "head.pt").write_bytes(b"")
+    words = ("bench", "video", "stress:enter", "--model", tokens_of(tmp_path))
+    done = here(*words, "--head", tmp_path / "head.pt")
+    assert done.returncode == 2
+    assert "--head takes the tokens of a model of timm" in done.stderr

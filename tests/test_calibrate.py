@@ -495,7 +495,7 @@ def test_labels_and_a_head(here: Callable[..., Any], tmp_path: Path) -> None:
         (("test_vit",), "Name a video"),
         ((__file__,), "The model comes first"),
         (("test_vit", "stress:enter", "--out", f"{__file__}/deep"), "cannot be made"),
-        (("no_such_vit", "stress:enter"), "timm has no model 'no_such_vit'"),
+        (("no_such_vit", "stress:enter"), "'no_such_vit' names no model"),
         (("test_vit", "stress:enter", "--frames", "5"), "5 frames; a calibration needs"),
         (("test_vit", "stress:still", "--frames", "9"), "Nothing changes in stress-still"),
         (("test_vit", "stress:enter", "--error", "nan"), "--error is a number >= 0"),

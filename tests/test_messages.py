@@ -233,3 +233,42 @@ class TestSettings:
             stream.snapshot(tmp_path / "none" / "a.safetensors")
         with pytest.raises(errors.SnapshotError):
             Stream.load(converted, tmp_path)
+
+
+class TestBlocksThatNoLongerFit:
+    def test_a_block_changed_after_conversion(self):
+        """What an adapter says at conversion, a stream says of a block that was changed later."""
+        transformers = pytest.importorskip("transformers")
+        config = transformers.ViTConfig(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+            image_size=32, patch_size=8,
+        )  # fmt: skip
+        changed = eventful.convert(transformers.ViTModel(config).eval(), inplace=True)
+        block = next(m for m in changed.modules() if type(m).__name__ == "ViTLayer")
+        attention = block.attention
+        attention.forward = lambda *args, **kwargs: type(attention).forward(
+            attention, *args, **kwargs
+        )
+        with pytest.raises(errors.UnsupportedError, match=r"layers?\.0 was changed since.*again\."):
+            Stream(changed)(torch.rand(1, 3, 32, 32))
+
+    def test_a_mask_of_positions(self):
+        transformers = pytest.importorskip("transformers")
+        config = transformers.VJEPA2Config(
+            hidden_size=48, num_hidden_layers=2, num_attention_heads=2, mlp_ratio=2, crop_size=32,
+            patch_size=16, frames_per_clip=2, tubelet_size=2, pred_hidden_size=48,
+            pred_num_hidden_layers=1, pred_num_attention_heads=2,
+        )  # fmt: skip
+        model = eventful.convert(transformers.VJEPA2Model(config).eval())
+        encoder = model.encoder
+        encoder.forward = lambda pixel_values_videos, **_: encoder.layer[0](
+            encoder.embeddings(pixel_values_videos), torch.arange(4)[None]
+        )
+        with pytest.raises(errors.UnsupportedError, match="position_mask was passed to a block"):
+            Stream(model)(torch.rand(1, 2, 3, 32, 32), skip_predictor=True)
+
+    def test_every_exception_of_the_package_is_an_eventful_error(self):
+        for name, kind in vars(errors).items():
+            if isinstance(kind, type) and issubclass(kind, Exception):
+                assert issubclass(kind, eventful.EventfulError), name
+        assert errors.Mismatch.__mro__[1] is errors.UnsupportedError

@@ -313,13 +313,24 @@ COMMANDS = {
     "run": ["run", "{model}", "world:7?frames=3", "--size", "{size}", "--no-video", "--no-report"],
     "visualize": ["visualize", "synthetic", "--model", "{model}", "--size", "{size}", "--frames=3"],
     "demo": ["demo", "world:7?frames=3", "--model", "{model}", "--size", "{size}", "--frames=2"],
+    "calibrate": [
+        *("calibrate", "{model}", "stress:enter", "--size", "{size}", "--frames=8"),
+        *("--setting", "default", "--no-time", "--error", "9"),
+    ],
+    "bench video": [
+        *("bench", "video", "stress:enter", "--model", "{model}", "--size", "{size}"),
+        *("--frames=4", "--no-compile"),
+    ],
     "bench": ["bench", "{model}", "--size={size}", "--frames=2", "--no-compile", "--preset=fast"],
 }
 
 
 @pytest.mark.parametrize(
     ("command", "kind"),
-    [*((command, "hf") for command in COMMANDS), ("inspect", "own"), ("bench", "own")],
+    [
+        *((command, "hf") for command in COMMANDS),
+        *((command, "own") for command in ("inspect", "bench", "calibrate", "bench video")),
+    ],
 )
 def test_every_command_takes_every_form(command, kind, tmp_path, own, here) -> None:  # noqa: F811
     for library in ("av", "PIL", "supervision", "matplotlib"):
@@ -396,3 +407,17 @@ def test_zeros_stand_for_products_alone() -> None:
         assert torch.nn.functional.linear(x, torch.rand(7, 5)).shape == (4, 7)
         assert (x + 1).min() >= 1
     assert (x @ x.T).any()
+
+
+def test_zeros_of_a_large_map_take_no_memory() -> None:
+    """Of a gigabyte of zeros that nothing looks at, no page is made."""
+    statm = Path("/proc/self/statm")
+    if not statm.is_file():
+        pytest.skip("needs /proc")
+    layer, frame = nn.Conv2d(3, 64, 1).requires_grad_(False), torch.zeros(1, 3, 2048, 2048)
+    before = int(statm.read_text().split()[1])
+    with hollow.no_arithmetic():
+        made = layer(frame)
+    grown = (int(statm.read_text().split()[1]) - before) * 4096
+    assert made.numel() * made.element_size() == 1 << 30
+    assert grown < 1 << 28

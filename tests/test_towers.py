@@ -92,6 +92,22 @@ class TestWrappers:
                 assert_near(got[row : row + 1], expected, note=(t, letter))
 
 
+def test_the_mask_of_a_frame_is_looked_at_once(monkeypatch):
+    """On a GPU each look waits for the device. Some versions give a mask that allows all."""
+    from transformers.models.siglip2 import modeling_siglip2
+
+    from eventful.surgery.adapters import hf_patches
+
+    full = torch.ones(1, 1, 1, 18, dtype=torch.bool)
+    monkeypatch.setattr(modeling_siglip2, "create_bidirectional_mask", lambda **_: full)
+    looks, own = [], hf_patches._allows_all
+    monkeypatch.setattr(hf_patches, "_allows_all", lambda mask: looks.append(1) or own(mask))
+    stream = Stream(vision("siglip2_naflex", Config.fast(TopFraction(0.3))))
+    for count, frame in enumerate(clip("siglip2_naflex", 3)):
+        run("siglip2_naflex", stream, frame)
+        assert len(looks) == count + 1
+
+
 class TestWhere:
     """`where` as a string."""
 

@@ -134,13 +134,19 @@ def internvl(**options: Any) -> nn.Module:
     return build("InternVLForConditionalGeneration", whole, **options)
 
 
-def llava(**options: Any) -> nn.Module:
-    """LLaVA: CLIP, of which the layer before the last is used."""
+def llava(tower: str = "clip_vision_model", **options: Any) -> nn.Module:
+    """LLaVA: CLIP, or another tower, of which the layer before the last is used."""
     whole = transformers.LlavaConfig(
-        vision_config={**TINY, **PATCHES, **MLP, "model_type": "clip_vision_model"},
+        vision_config={**TINY, **PATCHES, **MLP, "model_type": tower},
         text_config={**TEXT, "model_type": "llama"},
+        vision_feature_select_strategy="default" if "clip" in tower else "full",
     )
     return build("LlavaForConditionalGeneration", whole, **options)
+
+
+def llava_aimv2(**options: Any) -> nn.Module:
+    """LLaVA over AIMv2, which passes `output_hidden_states` on to its blocks."""
+    return llava("aimv2_vision_model", **options)
 
 
 def paligemma(**options: Any) -> nn.Module:
@@ -229,5 +235,6 @@ WRAPPERS: dict[str, Entry] = {
     "qwen2_vl": Entry(qwen2_vl, (24, 40), call=qwen),
     "internvl": Entry(internvl),
     "llava": Entry(llava),
+    "llava_aimv2": Entry(llava_aimv2),
     "paligemma": Entry(paligemma),
 }

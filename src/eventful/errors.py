@@ -21,6 +21,10 @@ class UnsupportedError(EventfulError):
     """A call or option that is not supported inside a stream."""
 
 
+class Mismatch(UnsupportedError):
+    """A block that cannot be made eventful; the message says why, of the block."""
+
+
 class FrameError(EventfulError, ValueError):
     """A frame that does not fit the stream: another size, dtype, device or batch."""
 

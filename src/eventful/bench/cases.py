@@ -17,7 +17,7 @@ from eventful.modelspec.names import nearest
 from eventful.modelspec.opening import open_named
 from eventful.modelspec.size import Size, both_sides
 from eventful.surgery import libraries
-from eventful.surgery.inspection import inspect
+from eventful.surgery.inspection import Inspection, inspect
 
 
 @dataclass(frozen=True)
@@ -126,13 +126,10 @@ def _named(name: str, weights: str | None, size: Size | None) -> Subject:
     except UnsupportedError as error:
         near = nearest(name, SUBJECTS) or f" Benchmark models: {', '.join(SUBJECTS)}."
         raise UnsupportedError(f"{error}{near}") from None
-    report = inspect(plain, size)
-    if not report.matched or report.size is None:
-        raise NoMatchError(
-            f"{name} has no blocks that can be made eventful: `eventful inspect {name}` says why."
-        )
+    report = convertible(name, plain, size)
     tokens = sum(report.tokens.values())
     shape = report.size
+    assert shape is not None
 
     def make(_: Size, __: int) -> nn.Module:
         model: Any = open_named(name, weights=weights, size=size).model
@@ -144,6 +141,16 @@ def _named(name: str, weights: str | None, size: Size | None) -> Subject:
         make, shape, max(1, tokens // 8), f"{name}, {tokens} tokens", depth=len(report.blocks),
         returns_tokens=False, held=report.state_bytes,
     )  # fmt: skip
+
+
+def convertible(name: str, model: nn.Module, size: Size | None) -> Inspection:
+    """What `convert` would do to a model; raises where no block can be made eventful."""
+    report = inspect(model, size)
+    if not report.matched or report.size is None:
+        raise NoMatchError(
+            f"{name} has no blocks that can be made eventful: `eventful inspect {name}` says why."
+        )
+    return report
 
 
 class FirstTensor(nn.Module):

@@ -25,7 +25,7 @@ class Report:
     """What was measured, and what follows from it.
 
     Attributes:
-        weights: name of the file of weights; "" for random ones.
+        weights: name of the file of weights; "" for random ones, "own" for those of a folder.
         where: device, versions and commit of the measurement.
         choice: None where too few frames were measured, or no config was among the settings.
     """
@@ -43,7 +43,7 @@ class Report:
     def of(
         cls,
         plan: VideoPlan,
-        weights: Path | None,
+        weights: str | None,
         measured: Measured,
         limits: Limits,
         where: Mapping[str, str],
@@ -52,7 +52,9 @@ class Report:
         rows = rows_of(measured)
         enough = counted_frames(measured) >= LEAST
         choice = choose(rows, limits) if enough else None
-        named = "" if weights is None else weights.name
+        named = "" if plan.backbone.random else "own"
+        if weights is not None:
+            named = Path(weights).name
         return cls(plan, named, measured, limits, where, rows, choice, dense_times(measured))
 
     @property

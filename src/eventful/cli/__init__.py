@@ -45,3 +45,21 @@ def main() -> None:
     except EventfulError as error:
         typer.secho(str(error), fg=typer.colors.RED, err=True)
         raise SystemExit(2) from None
+    except (MemoryError, RuntimeError) as error:
+        if not _lacks_memory(error):
+            raise
+        typer.secho(
+            "The memory does not suffice. Give a smaller --size, a smaller model, or fewer streams "
+            f"and frames. ({type(error).__name__}: {str(error).partition(chr(10))[0]})",
+            fg=typer.colors.RED,
+            err=True,
+        )
+        raise SystemExit(2) from None
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether memory could not be had; torch has no class of errors for that of a CPU."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(
+        words in text for words in ("can't allocate memory", "not enough memory", "out of memory")
+    )

@@ -18,7 +18,7 @@ from eventful.bench.video import store, strip
 from eventful.bench.video.configs import parse_config
 from eventful.bench.video.footage import Footage, footage_of, open_footage
 from eventful.bench.video.measure import DEFAULT, DENSE, ORACLE, Head, VideoPlan, measure
-from eventful.bench.video.model import Backbone, load_backbone
+from eventful.bench.video.model import Backbone, SizedBackbone, load_backbone
 from eventful.bench.video.rows import VideoRow
 from eventful.cli.bench import checked_device
 from eventful.cli.options import Filmed, Filming
@@ -55,7 +55,7 @@ def run(what: Filmed, how: Filming, out: Path | None, as_json: bool) -> None:
     jobs = open_jobs(what.clips or (), what.labels or (), what.frames, what.size, how.seed)
     if not jobs:
         raise ConfigError("Name a clip: a video file, stress:pan, or --labels with a sequence.")
-    backbone = load_backbone(what.model, what.weights)
+    backbone = load_backbone(what.model, what.weights, what.size)
     plan = plan_of(backbone, what.size, how, _configs(what.config or ()))
     point_head = None if what.head is None else load_head(what.head, backbone, how.device)
     where, rows = origin(how.device), []
@@ -136,6 +136,8 @@ def load_head(path: Path, backbone: Backbone, device: str) -> PointHead:
     if not path.is_file():
         raise CheckpointError(f"{path} is not there. `python -m benchmarks.mot15` trains a head.")
     model: Any = backbone.model
+    if isinstance(backbone, SizedBackbone):
+        raise ConfigError("--head takes the tokens of a model of timm that takes any size.")
     head = PointHead(PointHeadConfig(model.num_features, model.patch_embed.patch_size[0]))
     try:
         head.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["head"])

@@ -51,7 +51,7 @@ def run(what: Calibrated, limited: Limited, how: Filming, written: Written) -> N
     checked_device(how.device)
     if not what.videos and Path(what.model).exists():
         raise ConfigError(f"The model comes first: eventful calibrate MODEL {what.model}.")
-    backbone = load_backbone(what.model, what.weights)
+    backbone = load_backbone(what.model, what.weights, what.size)
     plan = plan_of(backbone, what.size, how)
     clips = _clips(what, how, plan)
     settings = _settings(what, clips)

@@ -187,9 +187,6 @@ class TimedSystems:
     compile_mode: CompileMode = ""
 
 
-Weights = Annotated[
-    Path | None, typer.Option(dir_okay=False, help="Its .safetensors; random if not given.")
-]
 Labels = Annotated[
     list[Path] | None,
     typer.Option(file_okay=False, help="A MOTChallenge sequence to run on, too; may be repeated."),
@@ -213,10 +210,10 @@ class Filmed:
             help="Video files, folders of pictures, stress:NAME, or stress:NAME:FILE.",
         ),
     ] = None
-    model: Annotated[str, typer.Option(metavar="NAME", help="A model of timm.")] = (
+    model: Annotated[str, typer.Option(metavar="MODEL", help="As for `eventful run`.")] = (
         "vit_small_patch14_dinov2"
     )
-    weights: Weights = None
+    weights: ModelWeights = None
     labels: Labels = None
     head: HeadFile = None
     config: Annotated[
@@ -227,7 +224,11 @@ class Filmed:
         ),
     ] = None
     size: Annotated[
-        str, typer.Option(metavar="HxW", help="Of the frames, or their longer side.")
+        str,
+        typer.Option(
+            metavar="HxW",
+            help="Of the frames; or one side: the longer one if the model takes any shape.",
+        ),
     ] = ""
     frames: Annotated[int, typer.Option(min=3, help="At most so many of each clip.")] = 96
 
@@ -250,7 +251,7 @@ class Filming:
 class Calibrated:
     """What `eventful calibrate` compares on what."""
 
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model of timm.")]
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for `eventful run`.")]
     videos: Annotated[
         list[str] | None,
         typer.Argument(
@@ -258,7 +259,7 @@ class Calibrated:
             help="Video files, folders of pictures, stress:NAME, or stress:NAME:FILE.",
         ),
     ] = None
-    weights: Weights = None
+    weights: ModelWeights = None
     labels: Labels = None
     head: HeadFile = None
     setting: Annotated[
@@ -279,7 +280,11 @@ class Calibrated:
         ),
     ] = False
     size: Annotated[
-        str, typer.Option(metavar="HxW", help="Of the frames, or their longer side.")
+        str,
+        typer.Option(
+            metavar="HxW",
+            help="Of the frames; or one side: the longer one if the model takes any shape.",
+        ),
     ] = ""
     frames: Annotated[int, typer.Option(min=1, help="At most so many of each video.")] = 64
 

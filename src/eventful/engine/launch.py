@@ -43,7 +43,14 @@ def launch(session: Session, step: Step, forward: Callable[[], Any]) -> Any:
         session.step = None
     if not step.record.gates:
         raise UnsupportedError(
-            "The call reached no converted block. Call the part of the model that holds "
-            "them, e.g. stream.call('forward_features', frame)."
+            f"The call reached no converted block; they are in {_places(session)}. Call a "
+            "method of the model that runs them on the frame, e.g. stream.call("
+            "'forward_features', frame) for timm, 'get_image_features' for vision towers."
         )
     return result
+
+
+def _places(session: Session) -> str:
+    """Where in the model the converted blocks are."""
+    names = [name for name in session.trunks if name]
+    return " and ".join(names) if names else "the model itself"

@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,6 +42,8 @@ _TASKS = (
         )
     ),
 )
+# What the default config of a model type lacks: an LW-DETR without it has no map to detect on.
+_LACKING: dict[str, dict[str, Any]] = {"lw_detr": {"projector_scale_factors": [1.0]}}
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,9 @@ class Choice:
 def find(name: str, *, fetch: bool = False) -> Choice:
     """The class and the config that a name means.
 
+    A name that transformers knows means that, also where a folder has it: hf:./NAME is the folder.
+    A folder OWNER/NAME goes before the hub.
+
     Args:
         fetch: a name on the hub may be fetched; else it must be on this machine.
 
@@ -68,16 +75,21 @@ def find(name: str, *, fetch: bool = False) -> Choice:
     """
     transformers = libraries.load("transformers")
     types = _types()
-    if Path(name).exists() or _is_path(name):
-        path = Path(name)
+    path = Path(name).expanduser()
+    kind = _class_named(name) if name.isidentifier() else None
+    ours = name in types or kind is not None
+    if ours and path.exists():
+        warnings.warn(_both(name), stacklevel=2)
+    elif path.exists() or _is_path(name):
         config = _config_at(path)
         held = path.is_dir() and any(_weight_files(path))
         return Choice(name, class_of(config, name), config, str(path) if held else None)
     if name in types:
-        config = _default(transformers.AutoConfig.for_model, name, name)
+        config = _default(partial(transformers.AutoConfig.for_model, name), name, name)
         return Choice(name, class_of(config, name), config)
-    if name.isidentifier() and (kind := _class_named(name)) is not None:
-        made = _default(kind, name) if _is_config(kind) else _default(kind.config_class, name)
+    if kind is not None:
+        make = kind if _is_config(kind) else kind.config_class
+        made = _default(make, name, make.model_type)
         return Choice(name, class_of(made, name) if _is_config(kind) else kind, made)
     if _HUB.fullmatch(name):
         source = name if fetch else str(_cached(name))
@@ -111,14 +123,20 @@ def build(
 def class_of(config: Any, name: str) -> Any:
     """The class that a config names in `architectures`, or the one of its model type."""
     transformers = libraries.load("transformers")
-    named = next(iter(getattr(config, "architectures", None) or ()), None)
+    given = getattr(config, "architectures", None) or ()
+    named = next(iter((given,) if isinstance(given, str) else given), None)
     if named is not None:
-        kind = getattr(transformers, named, None)
+        kind = getattr(transformers, str(named), None)
         if kind is None:
             raise UnsupportedError(
                 f"{name} is a {named}, which transformers {transformers.__version__} does not "
                 "have. A newer transformers may have it: pip install -U transformers. Code that "
                 "comes with a model is not run."
+            )
+        if not _is_model(kind):
+            raise UnsupportedError(
+                f"`architectures` of {name} names {named}, which is no class of models. Name one, "
+                "such as ViTModel, or take the entry out."
             )
         return kind
     tables = libraries.load("transformers.models.auto.modeling_auto")
@@ -140,7 +158,19 @@ def _class_names() -> list[str]:
     """Names of models with a config, without importing them."""
     transformers = libraries.load("transformers")
     ends = ("Model", "Backbone", "Config")
-    return [n for n in dir(transformers) if n[:1].isupper() and (n.endswith(ends) or "For" in n)]
+    return [
+        n
+        for n in dir(transformers)
+        if n[:1].isupper() and (n.endswith(ends) or "For" in n)
+        if "pretrained" not in n.lower() and not n.startswith("Auto")
+    ]
+
+
+def _both(name: str) -> str:
+    return (
+        f"hf:{name} is the name in transformers, and a file or folder here has it, too. For the "
+        f"folder write hf:./{name}."
+    )
 
 
 def _class_named(name: str) -> Any:
@@ -150,21 +180,28 @@ def _class_named(name: str) -> Any:
         kind = getattr(transformers, name, None)
     except (ImportError, RuntimeError) as error:
         raise UnsupportedError(f"transformers cannot load {name}: {first_line(error)}") from None
-    if not isinstance(kind, type):
-        return None
-    if not _is_config(kind) and not issubclass(kind, nn.Module):
-        return None
-    return None if getattr(kind, "config_class", name) is None else kind
+    return kind if _is_config(kind) or _is_model(kind) else None
 
 
 def _is_config(kind: Any) -> bool:
-    return issubclass(kind, libraries.load("transformers").PretrainedConfig)
+    """Whether it is the config of one type of models."""
+    base: Any = libraries.load("transformers").PretrainedConfig
+    fits = isinstance(kind, type) and issubclass(kind, base)
+    return fits and bool(getattr(kind, "model_type", ""))
 
 
-def _default(make: Any, name: str, *arguments: str) -> Any:
+def _is_model(kind: Any) -> bool:
+    """Whether it is a class of models that run: not a base class, which has no forward."""
+    base: Any = libraries.load("transformers").PreTrainedModel
+    fits = isinstance(kind, type) and issubclass(kind, base)
+    runs = getattr(kind, "forward", None) is not nn.Module.forward
+    return fits and runs and getattr(kind, "config_class", None) is not None
+
+
+def _default(make: Any, name: str, model_type: str) -> Any:
     """A config with the library's defaults."""
     try:
-        return make(*arguments)
+        return make(**_LACKING.get(model_type, {}))
     except Exception as error:  # a config of parts may need them
         raise UnsupportedError(
             f"hf:{name} has no config by default ({first_line(error)}). Give the path of a "
@@ -213,7 +250,12 @@ def _cached(name: str) -> Path:
     """
     libraries.load("transformers")
     hub: Any = sys.modules["huggingface_hub"]  # loaded with any part of transformers
-    found = hub.try_to_load_from_cache(name, "config.json")
+    try:
+        found = hub.try_to_load_from_cache(name, "config.json")
+    except ValueError as error:  # no name can be so
+        raise UnsupportedError(
+            f"hf:{name} is neither a path that exists nor a name on the hub: {first_line(error)}"
+        ) from None
     if not isinstance(found, str):
         raise UnsupportedError(_not_here(name, fetch=False))
     return Path(found).parent

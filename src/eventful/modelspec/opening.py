@@ -71,7 +71,7 @@ def open_named(
         opened = _of_library(name, family, rest, weights, size, weightless)
         if weightless and next(named_trunks(opened.model), None) is None:
             # What is recognised by its structure is tried with weights.
-            opened = _of_library(name, family, rest, None, size, False)
+            opened = _of_library(name, family, rest, weights, size, False)
     else:
         opened = _other(name, weights, size)
     if opened.random and not weightless:
@@ -99,6 +99,19 @@ def _bare(name: str) -> bool:
 def _of_library(
     name: str, family: str, rest: str, weights: str | None, size: Size | None, weightless: bool
 ) -> NamedModel:
+    try:
+        return _made(name, family, rest, weights, size, weightless)
+    except EventfulError:
+        raise
+    except Exception as error:  # each library refuses names and sizes in its own ways
+        raise UnsupportedError(
+            f"{name} cannot be made ({type(error).__name__}: {first_line(error)})."
+        ) from error
+
+
+def _made(
+    name: str, family: str, rest: str, weights: str | None, size: Size | None, weightless: bool
+) -> NamedModel:
     torch.manual_seed(0)  # random weights are the same in every run, and when one is resumed
     if weights == PRETRAINED and not weightless:
         return NamedModel(name, _published(family, rest, size))
@@ -110,7 +123,7 @@ def _of_library(
     else:
         fetch = weights == PRETRAINED
         model, random = hf_models.build(rest, size, weightless=weightless, fetch=fetch)
-    if weights is not None and not weightless:
+    if weights is not None and weights != PRETRAINED:  # without weights: whether they would fit
         load_state(model, Path(weights), name)
         random = False
     return NamedModel(name, model, random)

@@ -46,7 +46,7 @@ def _found(module: str, function: str) -> Callable[..., Any]:
     try:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is not None and module.startswith(error.name):
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
             raise UnsupportedError(
                 f"There is no module {module!r} (for {module}:{function}). Run the command in the "
                 "folder of the module, or put that folder on PYTHONPATH."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from eventful.errors import ConfigError
+from eventful.video.limits import VARIABLE, most_pixels
 
 Size = int | tuple[int, int]
 
@@ -11,7 +12,7 @@ def parse_size(text: str | None) -> Size | None:
     """A size from the command line; None for none.
 
     Raises:
-        ConfigError: the text is neither one number nor two.
+        ConfigError: the text is neither one number nor two, or the frames would be huge.
     """
     numbers = parse_sides(text or "")
     if not numbers:
@@ -26,7 +27,14 @@ def parse_sides(text: str) -> list[int]:
         raise ConfigError(
             f"--size is HxW in pixels, e.g. 480x640, or one side, e.g. 518; got {text!r}."
         )
-    return [int(part) for part in parts]
+    sides = [int(part) for part in parts]
+    most = most_pixels()
+    if sides and sides[0] * sides[-1] > most:
+        raise ConfigError(
+            f"--size {text} is more than {most:,} pixels, the limit for pictures. Give a smaller "
+            f"one, or set another limit with {VARIABLE}."
+        )
+    return sides
 
 
 def both_sides(size: Size) -> tuple[int, int]:

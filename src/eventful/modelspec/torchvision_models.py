@@ -16,12 +16,18 @@ from eventful.surgery import libraries
 def build(
     name: str, size: Size | None = None, *, weightless: bool = False, weights: str | None = None
 ) -> nn.Module:
-    """A model of torchvision, in eval mode; its vision transformers take squares alone."""
+    """A model of torchvision, in eval mode.
+
+    A vision transformer is made for one size of squares, a MaxViT for one size. Others take any.
+    """
     models = libraries.load("torchvision.models")
     known = models.list_models()
-    if name.lower() not in known:
+    name = name.lower()  # as torchvision itself reads it
+    if name not in known:
         raise UnsupportedError(f"torchvision has no model {name!r}.{nearest(name, known)}")
     options: dict[str, Any] = {}
+    if size is not None and name.startswith("maxvit"):
+        options = {"input_size": both_sides(size)}
     if size is not None and name.startswith("vit_"):
         height, width = both_sides(size)
         if height != width:

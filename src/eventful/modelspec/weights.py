@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,8 @@ PRETRAINED = "pretrained"  # in place of a file: the weights that the library pu
 
 def load_state(model: nn.Module, path: Path, name: str) -> None:
     """Load a file into a model; tensors that the model does not have are left out.
+
+    Of a model on the meta device it is checked alone that the file fits.
 
     Args:
         path: a .safetensors file, or a file by torch.save or pickle that holds tensors alone.
@@ -32,7 +35,9 @@ def load_state(model: nn.Module, path: Path, name: str) -> None:
     }
     _drop_head_without_weights(model, set(state))
     try:
-        left = model.load_state_dict(state, strict=False)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*to a meta parameter")
+            left = model.load_state_dict(state, strict=False)
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines() if "size mismatch" in line]
         reason = lines[0] if lines else first_line(error)

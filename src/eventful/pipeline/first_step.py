@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from eventful.errors import EventfulError
-from eventful.modelspec.hollow import no_arithmetic, without_weights
+from eventful.modelspec.hollow import no_arithmetic, takes, without_weights
+from eventful.modelspec.names import first_line
 from eventful.modelspec.size import Size
 from eventful.pipeline.models import OpenedModel
 from eventful.pipeline.subject import ReadySubject, Subject
@@ -40,6 +41,11 @@ def refusal(model: nn.Module, size: tuple[int, int], given: Size | None) -> str 
             _step(ready)
     except EventfulError as error:
         return str(error)
+    except Exception as error:  # code of a library fails in any way
+        what = f"{type(error).__name__}: {first_line(error)}"
+        if takes(model, size):
+            return f"a step of the converted model fails ({what}). The model itself does not."
+        return f"the model itself fails on it ({what}). Give another --size, or another config."
     return None
 
 

@@ -30,7 +30,7 @@ from eventful.pipeline.models import OpenedModel, label_names, open_model
 from eventful.pipeline.predictions import Kind, Prediction, read_output
 from eventful.video.fitting import Fitting, resized
 from eventful.video.frame import Frame, Region
-from eventful.video.normalization import Normalization, choose_normalization, input_size
+from eventful.video.normalization import Normalization, input_size, model_normalization
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FOCUS_SIZE = 448  # longer side of frames for the saliency model, which takes any size
@@ -321,11 +321,7 @@ def _fitting_of(model: nn.Module, size: Size | None, picture: tuple[int, int]) -
 
     A model that takes any shape gets the shape of the picture, in whole patches, without padding.
     """
-    own = input_size(model)
-    try:
-        normal = choose_normalization(None, model)
-    except ConfigError:  # it does not say; most are trained with ImageNet's
-        normal = Normalization()
+    own, normal = input_size(model), model_normalization(model)
     if isinstance(model, FocusViT):
         shape = whole_patches(size or FOCUS_SIZE, picture, model.config.patch)
         return Fitting(shape, "stretch", 1, normal)

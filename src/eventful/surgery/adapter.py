@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from torch import Tensor, nn
 
-from eventful.errors import UnsupportedError
+from eventful.errors import Mismatch, UnsupportedError
 from eventful.rules.spec import BlockSpec, QKVMap, linear_cost
 from eventful.rules.step import Step
 from eventful.tokens.layout import TokenLayout
@@ -17,14 +17,23 @@ from eventful.tokens.layout import TokenLayout
 if TYPE_CHECKING:
     from eventful.surgery.session import Session
 
+__all__ = [
+    "Adapter",
+    "BlockCall",
+    "Foreign",
+    "Method",
+    "Mismatch",
+    "is_class",
+    "packed_qkv",
+    "per_head",
+    "refuse",
+    "usual_spec",
+]
+
 # A module of a model library, or a part of one: its attributes have no types here.
 Foreign: TypeAlias = Any
 # Replaces a method: takes the method's arguments without `self`, and returns what it returns.
 Method = Callable[..., Any]
-
-
-class Mismatch(Exception):
-    """A block that cannot be made eventful; the message says why."""
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypedDict
@@ -10,7 +11,7 @@ from typing import Any, TypedDict
 from torch import nn
 
 from eventful.config import Config
-from eventful.errors import ConfigError, NoMatchError, UnsupportedError
+from eventful.errors import ConfigError, Mismatch, NoMatchError, UnsupportedError
 from eventful.rules.block import run_block
 from eventful.rules.kernels import WIDEST_WINDOW
 from eventful.rules.spec import BlockSpec
@@ -29,6 +30,7 @@ from eventful.surgery.matching import (
     refuse_wrapped,
 )
 from eventful.surgery.original import Original
+from eventful.surgery.part_hooks import PartHooks
 from eventful.surgery.patches import PatchForward, embeds_patches
 from eventful.surgery.session import Session, count_loads
 from eventful.surgery.where import Named, Where, checked_where
@@ -76,14 +78,26 @@ class BlockForward:
     ) -> None:
         self.session, self.trunk_name, self.block, self.place = session, trunk_name, block, place
         self.following = following
+        self._hooks = PartHooks(session, block, place["name"])
         self._known: tuple[tuple[int, int], BlockSpec] | None = None
 
     @property
     def spec(self) -> BlockSpec:
         """The block as it is now."""
+        after = None if self.following is None else self._described(self.following).norm1
+        return replace(self._described(self.block), next_norm=after, **self.place)
+
+    def _described(self, block: nn.Module) -> BlockSpec:
         trunk, adapter = self.session.trunks[self.trunk_name]
-        after = None if self.following is None else adapter.spec(trunk, self.following).norm1
-        return replace(adapter.spec(trunk, self.block), next_norm=after, **self.place)
+        try:
+            return adapter.spec(trunk, block)
+        except Mismatch as reason:
+            where = self.place["name"] if block is self.block else f"after {self.place['name']}"
+            raise UnsupportedError(
+                f"The {type(block).__name__} {where} was changed since the model was converted, "
+                f"and cannot be made eventful any more: {reason}. Undo the change, or convert the "
+                "model again."
+            ) from reason
 
     def spec_in(self, step: Step) -> BlockSpec:
         """The block as it is in a step; kept until modules, parameters or settings change."""
@@ -113,7 +127,9 @@ class BlockForward:
             step.record.positions[self.trunk_name] = (call.tokens.shape[1], spec.dim)
         if adapter.watched(spec, step) or not adapter.knows_loop(trunk):
             step.taps.setdefault(self.trunk_name, set()).add(spec.index)
-        result = run_block(spec, step, call.tokens, call.positions)
+        whole = step.flush_all or step.config.gating == "frame"  # not one operator alone
+        with self._hooks.watched() if whole else nullcontext():
+            result = run_block(spec, step, call.tokens, call.positions)
         return adapter.write_in(step, spec, result, args)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -11,6 +11,15 @@ from torch.nn import functional as F
 from eventful.errors import UnsupportedError
 
 
+def whole_windows(size: tuple[int, int], patch: tuple[int, int], windows: int) -> tuple[int, int]:
+    """Height and width, rounded up where `windows` windows cannot share a side's patches evenly."""
+    height, width = (
+        side if side // own % windows == 0 else -(-side // (own * windows)) * own * windows
+        for side, own in zip(size, patch, strict=True)
+    )
+    return height, width
+
+
 @dataclass(frozen=True)
 class TokenLayout:
     """A sequence of `prefix` special tokens, h x w patch tokens and `suffix` special tokens.

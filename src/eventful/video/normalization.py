@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eventful.errors import ConfigError
+from eventful.tokens.layout import whole_windows
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _ADVICE = "pass normalize=(mean, std), an image processor, or 'none' for pixels from 0 to 1"
@@ -50,6 +51,14 @@ def choose_normalization(normalize: Any, model: Any = None) -> Normalization:
     return _of_model(normalize)
 
 
+def model_normalization(model: Any) -> Normalization:
+    """As a model says; ImageNet's values, with which most are trained, where it does not."""
+    try:
+        return choose_normalization(None, model)
+    except ConfigError:
+        return Normalization()
+
+
 def input_size(model: Any) -> tuple[int, int] | None:
     """Height and width of the pictures that a model, or an image processor, takes; None if open."""
     embedding = getattr(model, "patch_embed", None)
@@ -64,7 +73,15 @@ def input_size(model: Any) -> tuple[int, int] | None:
         getattr(model, "crop_size", None) if getattr(model, "do_center_crop", True) else None,
         getattr(model, "size", None),
     )
-    return next((found for size in sizes if (found := _height_width(size)) is not None), None)
+    found = next((found for size in sizes if (found := _height_width(size)) is not None), None)
+    return None if found is None else _in_windows(found, getattr(config, "backbone_config", None))
+
+
+def _in_windows(size: tuple[int, int], backbone: Any) -> tuple[int, int]:
+    """A size that RF-DETR and LW-DETR can cut into windows; that of a config need not fit."""
+    count = getattr(backbone, "num_windows_side", getattr(backbone, "num_windows", None))
+    patch = _height_width(getattr(backbone, "patch_size", None))
+    return size if count is None or patch is None else whole_windows(size, patch, int(count))
 
 
 def _of_model(model: Any) -> Normalization:

@@ -132,13 +132,15 @@ class _Rows:
             yield row
         assert default is not None
         share = min(1.0, sum(default.operations) / len(default.operations))
-        for carried in (False, True):
+        ways = (False, True) if self.shot.by_token else (False,)
+        for carried in ways:
             yield self._skip_row("skip", share, carried)
         if self.times is not None:
-            for carried in (False, True):
+            for carried in ways:
                 share = self.times.share_of(DEFAULT, carried)
                 yield self._skip_row("skip-time", share, carried)
-        yield self._row(ORACLE, oracle_steps(self.shot, default.updated), {})
+        if self.shot.by_token:
+            yield self._row(ORACLE, oracle_steps(self.shot, default.updated), {})
 
     def _own_ms(self, name: str) -> list[float] | None:
         if self.times is None:

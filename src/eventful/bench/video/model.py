@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eventful.bench.cases import FirstTensor, convertible
 from eventful.bench.video.footage import fitted_size
 from eventful.errors import UnsupportedError
-from eventful.modelspec import timm_models
-from eventful.modelspec.opening import LIBRARIES, warn_random
-from eventful.modelspec.weights import load_state
+from eventful.models.vitdet.model import ViTDet
+from eventful.models.vivit.model import ViViT
+from eventful.modelspec.opening import open_named
+from eventful.modelspec.size import parse_size
+from eventful.video.normalization import IMAGENET, model_normalization
 
 
 @dataclass(frozen=True)
@@ -44,16 +47,18 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Backbone:
-    """A timm model with the weights to measure with.
+    """A model of timm that takes any size of frame, with the weights to measure with.
 
     Attributes:
         model: returns all its tokens, (B, N, D).
+        random: its weights are random.
     """
 
     name: str
     model: Any
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    mean: tuple[float, ...] = IMAGENET[0]
+    std: tuple[float, ...] = IMAGENET[1]
+    random: bool = True
 
     def at(
         self, original: tuple[int, int], given: str, device: str, dtype: torch.dtype
@@ -69,30 +74,53 @@ class Backbone:
         model = copy.deepcopy(self.model)
         if tuple(model.patch_embed.img_size) != size:
             model.set_input_size(img_size=size)
-        made: nn.Module = model.to(device, dtype).eval().requires_grad_(False)
+        return self._placed(model, size, device, dtype)
+
+    def _placed(
+        self, model: nn.Module, size: tuple[int, int], device: str, dtype: torch.dtype
+    ) -> tuple[nn.Module, Prepare]:
+        made = model.to(device, dtype).eval().requires_grad_(False)
         return made, Prepare(size, self.mean, self.std, device, dtype)
 
 
-def load_backbone(name: str, weights: Path | None) -> Backbone:
-    """A timm model by name, with random weights where no file is given.
+@dataclass(frozen=True)
+class SizedBackbone(Backbone):
+    """Any other model, for one size of frames, into which pictures are stretched.
+
+    Attributes:
+        model: returns one tensor, the first of the model's own output.
+    """
+
+    size: tuple[int, int] = (224, 224)
+
+    def at(
+        self, original: tuple[int, int], given: str, device: str, dtype: torch.dtype
+    ) -> tuple[nn.Module, Prepare]:
+        """See `Backbone`; the model was made for the size that was asked for."""
+        return self._placed(copy.deepcopy(self.model), self.size, device, dtype)
+
+
+def load_backbone(name: str, weights: str | Path | None, size: str = "") -> Backbone:
+    """A model by name, as `eventful.modelspec.opening.open_named` takes it.
 
     Args:
-        name: `timm:NAME`, or the name alone.
+        size: HxW or one side; of a model of timm that takes any size it is looked at later.
     """
-    short = name.removeprefix("timm:")
-    if short.partition(":")[0] in LIBRARIES or Path(short).suffix:
+    given = parse_size(size)
+    opened = open_named(name, weights=None if weights is None else str(weights), size=given)
+    model: Any = opened.model
+    normal = model_normalization(model)
+    if all(hasattr(model, part) for part in ("set_input_size", "patch_embed", "reset_classifier")):
+        model.reset_classifier(0, "")  # no pooling: the model returns its tokens
+        short = name.removeprefix("timm:")
+        return Backbone(short, model, normal.mean, normal.std, opened.random)
+    if isinstance(model, ViViT):
         raise UnsupportedError(
-            f"{name} is not a model of timm, which this command needs: it compares tokens at the "
-            "size of each video. `eventful bench` and `eventful run --compare` take other models."
+            f"{name} takes clips, and this command compares single frames. `eventful run "
+            "--compare` takes it."
         )
-    torch.manual_seed(0)
-    model: Any = timm_models.build(short, num_classes=0)
-    if not hasattr(model, "set_input_size") or not hasattr(model, "patch_embed"):
-        raise UnsupportedError(f"{short} takes one size of frame only; measure another model.")
-    if weights is None:
-        warn_random(short)
-    else:
-        load_state(model, weights, short)
-    model.reset_classifier(0, "")  # no pooling: the model returns its tokens
-    cfg = model.pretrained_cfg
-    return Backbone(short, model, tuple(cfg["mean"]), tuple(cfg["std"]))
+    if isinstance(model, ViTDet):
+        model = model.backbone  # lists of boxes cannot be compared number by number
+    found = convertible(name, model, given).size
+    assert found is not None
+    return SizedBackbone(name, FirstTensor(model), normal.mean, normal.std, opened.random, found)

@@ -29,7 +29,7 @@ class Shot:
 
     Attributes:
         frames: uint8 (3, H, W) at the model's size.
-        dense: output tokens (1, N, D) of every frame, on the CPU.
+        dense: output of every frame, on the CPU; tokens (1, N, D) if `by_token`.
         layout: where the patches are among the tokens.
     """
 
@@ -38,6 +38,11 @@ class Shot:
     frames: list[Tensor]
     dense: list[Tensor]
     layout: TokenLayout
+
+    @property
+    def by_token(self) -> bool:
+        """Whether an output has a row for each token, which can be carried along."""
+        return has_tokens(self.dense[0], self.layout)
 
     def pixels(self) -> Iterator[Tensor]:
         """Frames as the model takes them."""
@@ -131,6 +136,11 @@ def layout_of(model: nn.Module, frame: Tensor) -> TokenLayout:
     stream(frame)
     assert stream.last is not None
     return next(iter(stream.last.layouts.values()))
+
+
+def has_tokens(output: Tensor, layout: TokenLayout) -> bool:
+    """Whether an output is the tokens of a layout, (1, N, D)."""
+    return output.dim() == 3 and output.shape[1] == layout.tokens
 
 
 def dense_steps(shot: Shot) -> Iterator[Step]:

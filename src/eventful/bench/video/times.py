@@ -14,7 +14,7 @@ from eventful.bench.dense import DensePaths
 from eventful.bench.timing import Forward, in_turn, timed, wait
 from eventful.bench.video.footage import Footage
 from eventful.bench.video.model import Prepare
-from eventful.bench.video.steps import Carrier
+from eventful.bench.video.steps import Carrier, has_tokens
 from eventful.stream import Stream
 from eventful.tokens.layout import TokenLayout
 
@@ -114,11 +114,11 @@ def time_clip(
         runs[f"stream {name}"] = Stream(model)
         series[f"stream {name}"] = made.streams[name]
     carrier, held = Carrier(layout), None
-    series[_CARRY] = made.carry
     for t, frame in enumerate(frames):
         if held is None:
             held = runs[fastest[0]](frame).clone()
-            runs[_CARRY] = partial(carrier, held)
+            if has_tokens(held, layout):
+                runs[_CARRY], series[_CARRY] = partial(carrier, held), made.carry
         for name in in_turn(list(runs), t):
             series[name].append(timed(runs[name], frame)[1])
         tick()

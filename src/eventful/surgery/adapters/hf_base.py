@@ -191,6 +191,7 @@ def patches_of(trunk: nn.Module) -> nn.Conv2d:
         "embeddings.patch_embeddings.projection",
         "embeddings.patch_embeddings",
         "embeddings.patch_embedding",
+        "embeddings.patch_embed",
         "embeddings.projection",
         "patch_embed.projection",
         "embeddings.proj",

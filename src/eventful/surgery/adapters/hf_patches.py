@@ -228,13 +228,17 @@ class HFSiglip2(HFPlain):
         side = int(trunk.config.num_patches**0.5) * int(trunk.config.patch_size)
         return side, side
 
-    def read(self, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
-        """See `Adapter`."""
+    def read_in(
+        self, step: Step, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> BlockCall:
+        """See `Adapter`; the blocks of one frame share a mask, which is looked at once."""
         tokens, *rest = args if args else (kwargs["hidden_states"],)
         mask = rest[0] if rest else kwargs.get("attention_mask")
-        if isinstance(mask, Tensor) and _allows_all(mask):
-            mask = None
-        return super().read(spec, (tokens,), {**kwargs, "attention_mask": mask})
+        if isinstance(mask, Tensor):
+            given = mask  # kept in the step, so that no other mask gets its id
+            _, all_ = step.shared(("mask", id(given)), lambda: (given, _allows_all(given)))
+            mask = None if all_ else given
+        return self.read(spec, (tokens,), {**kwargs, "attention_mask": mask})
 
     def prepare(self, trunk: Foreign, name: str, session: Session) -> dict[str, Method]:
         """See `Adapter`."""

@@ -27,6 +27,7 @@ class HFPlain(HFAdapter):
         "deit": ("DeiTModel",),
         "dinov2": ("Dinov2Model", "Dinov2Backbone"),
         "dinov2_with_registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersBackbone"),
+        "aimv2": ("Aimv2VisionModel",),
         "clip": ("CLIPVisionModel", "CLIPVisionTransformer"),
         "siglip": ("SiglipVisionModel", "SiglipVisionTransformer"),
         "owlvit": ("OwlViTVisionTransformer",),
@@ -49,10 +50,10 @@ class HFPlain(HFAdapter):
         out = need(attention, "o_proj", "out_proj", "output.dense")
         heads = need(core, "num_attention_heads", "num_heads", "config.num_attention_heads")
         head_dim = need(core, "head_dim", "attention_head_size")
-        norm1 = need(block, "layernorm_before", "layer_norm1", "norm1")
-        norm2 = need(block, "layernorm_after", "layer_norm2", "norm2")
+        norm1 = need(block, "layernorm_before", "layer_norm1", "norm1", "rms_norm1")
+        norm2 = need(block, "layernorm_after", "layer_norm2", "norm2", "rms_norm2")
         scale1, scale2 = (find(block, f"layer_scale{i}") or nn.Identity() for i in (1, 2))
-        feed = find(block, "mlp") or nn.Sequential(
+        feed = find(block, "mlp", "ffn") or nn.Sequential(
             need(block, "intermediate"), need(block, "output.dense")
         )
         prefix, _ = special_tokens(trunk)

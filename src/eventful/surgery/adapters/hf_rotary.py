@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from eventful.rules.spec import BlockSpec, linear_cost
 from eventful.rules.step import Step
-from eventful.surgery.adapter import BlockCall, Foreign, Mismatch, per_head
+from eventful.surgery.adapter import BlockCall, Foreign, per_head, refuse
 from eventful.surgery.adapters.hf_base import find, need, need_own_forward
 from eventful.surgery.adapters.hf_plain import HFPlain
 from eventful.tokens.layout import TokenLayout
@@ -147,8 +147,7 @@ class HFVJepa(HFPlain):
 
     def read(self, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
         """See `Adapter`."""
-        if len(args) > 1 and args[1] is not None:
-            raise Mismatch("it gets a mask of positions")
+        refuse(args[1] if len(args) > 1 else kwargs.get("position_mask"), "position_mask")
         return super().read(spec, args[:1], kwargs)
 
     def write(self, tokens: Tensor, layout: TokenLayout | None, args: tuple[Any, ...]) -> Any:

@@ -12,13 +12,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from eventful.errors import UnsupportedError
 from eventful.rules.spec import BlockSpec, linear_cost
 from eventful.rules.step import Step
 from eventful.surgery.adapter import BlockCall, Foreign, Method
-from eventful.surgery.adapters.hf_base import AnnouncedStages, need, need_own_forward
+from eventful.surgery.adapters.hf_base import AnnouncedStages, need, need_own_forward, patches_of
 from eventful.surgery.adapters.hf_plain import HFPlain
 from eventful.surgery.session import Session
-from eventful.tokens.layout import TokenLayout
+from eventful.tokens.layout import TokenLayout, whole_windows
 
 
 class HFTiled(HFPlain):
@@ -45,6 +46,28 @@ class HFTiled(HFPlain):
             return tokens
         return self.cut(spec, tokens, step.layouts[spec.trunk])
 
+    def windows(self, trunk: Foreign) -> int:
+        """Windows down, and across, into which the model cuts a frame."""
+        return 1
+
+    def layout(self, trunk: Foreign, size: tuple[int, int]) -> TokenLayout:
+        """See `Adapter`; the model itself fails on frames that its windows cannot share."""
+        count, patch = self.windows(trunk), _patch(trunk)
+        fits = whole_windows(size, patch, count)
+        if fits != size:
+            raise UnsupportedError(
+                f"{type(trunk).__name__} cuts a frame into {count} x {count} windows of equal "
+                f"size: height is a multiple of {count * patch[0]} px, width of "
+                f"{count * patch[1]} px. {size[0]} x {size[1]} does not fit, {fits[0]} x "
+                f"{fits[1]} does."
+            )
+        return super().layout(trunk, size)
+
+    def default_size(self, trunk: Foreign) -> tuple[int, int]:
+        """See `Adapter`; the size in a config need not fit the windows."""
+        size = super().default_size(trunk)
+        return whole_windows(size, _patch(trunk), self.windows(trunk))
+
     def joined(self, spec: BlockSpec, windows: Tensor, frames: int, layout: TokenLayout) -> Tensor:
         """The windows (B*W, S, D) of B frames as one sequence (B, N, D) per frame."""
         return windows.reshape(frames, -1, windows.shape[-1])
@@ -66,12 +89,16 @@ class HFRfDetr(HFTiled):
         inside = not block.global_attention and count > 1
         return replace(super().spec(trunk, block), tiling=(count, 1) if inside else None)
 
+    def windows(self, trunk: Foreign) -> int:
+        """See `HFTiled`."""
+        return int(trunk.config.num_windows)
+
     def layout(self, trunk: Foreign, size: tuple[int, int]) -> TokenLayout:
         """See `Adapter`."""
-        windows = trunk.config.num_windows
+        whole, windows = super().layout(trunk, size), self.windows(trunk)
         if windows == 1:
-            return super().layout(trunk, size)
-        height, width = (side // windows for side in super().layout(trunk, size).grid)
+            return whole
+        height, width = (side // windows for side in whole.grid)
         return TokenLayout((windows**2, 1 + height * width))
 
     def cut(self, spec: BlockSpec, tokens: Tensor, layout: TokenLayout) -> Tensor:
@@ -91,7 +118,7 @@ class HFLwDetr(HFTiled):
         attention, mlp = need(block, "attention"), need(block, "intermediate")
         need_own_forward(block, attention)
         query, key, value = (need(attention, f"{name}_proj") for name in "qkv")
-        side = trunk.config.num_windows_side
+        side = self.windows(trunk)
 
         def qkv(x: Tensor, index: Tensor, positions: object) -> tuple[Tensor, Tensor, Tensor]:
             return query(x), key(x), value(x)
@@ -115,6 +142,10 @@ class HFLwDetr(HFTiled):
             tiling=(side, side) if block.window and side > 1 else None,
         )
 
+    def windows(self, trunk: Foreign) -> int:
+        """See `HFTiled`."""
+        return int(trunk.config.num_windows_side)
+
     def joined(self, spec: BlockSpec, windows: Tensor, frames: int, layout: TokenLayout) -> Tensor:
         """See `HFTiled`."""
         side, (height, width) = _side(spec), layout.grid
@@ -126,6 +157,12 @@ class HFLwDetr(HFTiled):
         side, (height, width) = _side(spec), layout.grid
         cells = tokens.unflatten(1, (side, height // side, side, width // side))
         return cells.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+
+
+def _patch(trunk: nn.Module) -> tuple[int, int]:
+    """Height and width of a patch in pixels."""
+    height, width = patches_of(trunk).stride
+    return height, width
 
 
 def _side(spec: BlockSpec) -> int:
