@@ -46,4 +46,11 @@ def launch(session: Session, step: Step, forward: Callable[[], Any]) -> Any:
             "The call reached no converted block. Call the part of the model that holds "
             "them, e.g. stream.call('forward_features', frame)."
         )
+    if step.compact:
+        raise UnsupportedError(
+            "The model's call ended before the last converted block of "
+            f"{', '.join(repr(name) for name in step.compact)}, and the output of the blocks "
+            "before it has the selected tokens alone. Use Config.exact() or gating='block', or "
+            "convert fewer blocks (`where`)."
+        )
     return result
