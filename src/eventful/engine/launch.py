@@ -46,11 +46,11 @@ def launch(session: Session, step: Step, forward: Callable[[], Any]) -> Any:
             "The call reached no converted block. Call the part of the model that holds "
             "them, e.g. stream.call('forward_features', frame)."
         )
-    if step.compact:
+    if step.unfinished and step.config.gating == "frame":
         raise UnsupportedError(
             "The model's call ended before the last converted block of "
-            f"{', '.join(repr(name) for name in step.compact)}, and the output of the blocks "
-            "before it has the selected tokens alone. Use Config.exact() or gating='block', or "
-            "convert fewer blocks (`where`)."
+            f"{', '.join(map(repr, step.unfinished))}. With gating='frame' every block is called "
+            "for every frame. Use Config.exact() or gating='block', or convert fewer blocks "
+            "(`where`)."
         )
     return result

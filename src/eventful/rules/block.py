@@ -216,15 +216,14 @@ def _frame(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
 
 
 def _check_order(spec: BlockSpec, step: Step) -> None:
-    """Raise where a block is called that cannot be the next one."""
+    """Raise where a block is called that is not the next one."""
     before = step.cache.get((_LAST, spec.trunk))
     step.cache[_LAST, spec.trunk] = spec.index
-    missed = spec.trunk not in step.selections
-    if missed or (spec.trunk in step.compact and before != spec.index - 1):
-        what = "before the first one" if missed else f"after block {before}"
+    if not spec.first and before != spec.index - 1:
+        what = "before the first one" if before is None else f"after block {before}"
         raise UnsupportedError(
             f"The model called its block {spec.name} {what} of its list. With gating='frame' "
-            "blocks are called in the order in which they are listed. Use Config.exact(), or "
+            "every block is called, in the order in which they are listed. Use Config.exact(), or "
             "gating='block'."
         )
 

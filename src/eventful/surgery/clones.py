@@ -73,7 +73,7 @@ def private_tree(module: nn.Module, shared: Iterable[nn.Module] = ()) -> nn.Modu
     twin = _bare(clone_tree(module, done))
     held = {id(p) for part in shared for p in part.parameters()}
     memo: dict[int, Any] = dict(done)
-    for name, parameter in module.named_parameters(remove_duplicate=False):
+    for parameter in module.parameters():
         own = id(parameter) not in held and type(parameter) is nn.Parameter
         memo[id(parameter)] = nn.Parameter(parameter.detach().clone(), False) if own else parameter
     for part in twin.modules():

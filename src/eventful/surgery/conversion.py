@@ -15,7 +15,7 @@ from eventful.rules.block import run_block
 from eventful.rules.kernels import WIDEST_WINDOW
 from eventful.rules.spec import BlockSpec
 from eventful.rules.step import Step
-from eventful.surgery.adapters import Adapter, adapters
+from eventful.surgery.adapters import Adapter, Mismatch, adapters
 from eventful.surgery.clones import clone_tree
 from eventful.surgery.heads import install_heads
 from eventful.surgery.inspection import Inspection, block_shapes, inspect
@@ -92,7 +92,12 @@ class BlockForward:
         key = (step.structure, self.session.revision)
         known = self._known  # another thread may step another stream
         if known is None or known[0] != key:
-            known = self._known = (key, self.spec)
+            try:
+                known = self._known = (key, self.spec)
+            except Mismatch as reason:
+                raise UnsupportedError(
+                    f"The block {self.place['name']} can no longer be made eventful: {reason}."
+                ) from reason
         return known[1]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -100,6 +105,10 @@ class BlockForward:
         step = self.session.step
         if step is None:
             return type(self.block).forward(self.block, *args, **kwargs)
+        if self.place["first"]:
+            step.unfinished.add(self.trunk_name)
+        if self.place["last"]:
+            step.unfinished.discard(self.trunk_name)
         if step.track is not None:
             spec = self.spec_in(step)
             return step.track.block(step, spec, (args, kwargs), partial(self._run, step))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from eventful.surgery.structure.fingerprint import Fingerprint, KeptFingerprint
 from eventful.surgery.structure.passed import pass_on, taken
 from eventful.surgery.structure.proof import described
 from eventful.surgery.structure.search import BlockList, block_lists
+from eventful.surgery.structure.state import BlockState
 from eventful.surgery.structure.tape import first_tensor
 from eventful.tokens.layout import TokenLayout
 
@@ -87,6 +89,8 @@ class StructuralTrunk(Adapter):
         path: of the list of blocks, relative to the part that takes frames.
         whole: whether the trunk is that part; otherwise it is the list.
         returns, spatial: see `Recipe`.
+        proven: checks blocks with numbers of tokens that are new.
+        states: of the blocks when they were described last.
     """
 
     facts: Facts
@@ -95,6 +99,9 @@ class StructuralTrunk(Adapter):
     returns: int | None = None
     spatial: bool = False
     proven: Check = field(default_factory=once_for_alike, repr=False)
+    states: MutableMapping[nn.Module, BlockState] = field(
+        default_factory=WeakKeyDictionary, repr=False
+    )
     name = NAME
 
     def learn(self, blocks: nn.Module) -> None:
@@ -106,6 +113,13 @@ class StructuralTrunk(Adapter):
                 continue
             self.returns, self.spatial = recipe.returns, recipe.spatial
             return
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "proven": None, "states": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.proven, self.states = once_for_alike(), WeakKeyDictionary()
 
     def matches(self, module: nn.Module) -> bool:
         """See `Adapter`; trunks are found by `structural_trunks` instead."""
@@ -128,6 +142,7 @@ class StructuralTrunk(Adapter):
                 raise Mismatch(reason)
         if (recipe.returns, recipe.spatial) != (self.returns, self.spatial):
             raise Mismatch("it takes or returns its tokens in another form than other blocks")
+        self.states[block] = BlockState(block, recipe)
         return recipe.spec(block)
 
     def layout(self, trunk: nn.Module, size: tuple[int, int]) -> TokenLayout:
@@ -155,6 +170,12 @@ class StructuralTrunk(Adapter):
         self, step: Step, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BlockCall:
         """See `Adapter`; a number of tokens that is new is proven first."""
+        changed = self.states[spec.module].changed()
+        if changed is not None:
+            raise UnsupportedError(
+                f"The model set `{changed}` of its block {spec.name} in this call. A stream runs "
+                "parts of the block, which do not see it; call the model outside the stream."
+            )
         step.constant(("proven", spec.name), lambda: self._prove(step, spec))
         return self.read(spec, args, kwargs)
 
@@ -231,8 +252,8 @@ class SequenceLoop:
 class ProvenLoop:
     """A trunk's forward; a dry run shows whether only the next block sees a block's output.
 
-    The dry run is made once for each kind of call, and size of frame. Where it shows that something else uses the
-    outputs, or cannot be made, every block returns all its tokens.
+    The dry run is made once for each kind of call and each size of frames. Where it shows that
+    something else uses the outputs, or cannot be made, every block returns all its tokens.
     """
 
     trunk: Foreign

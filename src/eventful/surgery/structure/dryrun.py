@@ -314,9 +314,7 @@ def _spans(tokens: Tensor, size: tuple[int, int]) -> list[Span]:
         raise Mismatch("special tokens lie between its patches")
     found = list(spans(changed[0], len(changed), size))
     if not found:
-        raise Mismatch(
-            f"{len(changed)} tokens of a frame of {size[0]} x {size[1]} px form no grid"
-        )
+        raise Mismatch(f"{len(changed)} tokens of a frame of {size[0]} x {size[1]} px form no grid")
     return found
 
 
@@ -368,7 +366,7 @@ def loop_is_plain(
     twin = _twin_of(frames, [names])
     watch = _Watch(len(names))
     for at, name in enumerate(names):
-        block, recipe = twin.get_submodule(name), described(frames.get_submodule(name))
+        block, recipe = twin.get_submodule(name), _recipe(frames.get_submodule(name))
         vars(block)["forward"] = _Watched(watch, block, recipe, at)
     with same_random_state(), torch.no_grad(), watch:
         result = twin(*args, **kwargs)
@@ -385,7 +383,7 @@ class _Watched:
 
     watch: _Watch
     block: nn.Module
-    recipe: Recipe
+    recipe: Recipe | None
     at: int
 
     def __post_init__(self) -> None:
@@ -394,6 +392,9 @@ class _Watched:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Take what the block takes, return what it returns."""
         watch, tokens = self.watch, first_tensor((*args, *kwargs.values()))
+        if self.recipe is None:  # it runs as it is, and may do anything with its tokens
+            watch.plain = False
+            return type(self.block).forward(self.block, *args, **kwargs)
         assert tokens is not None
         known = watch.outputs[-1]() if watch.outputs else None
         watch.plain &= watch.next == self.at and (self.at == 0 or tokens is known)

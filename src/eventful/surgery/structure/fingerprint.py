@@ -1,4 +1,4 @@
-"""What a block's result may depend on besides its weights: classes, settings, buffers, functions."""
+"""What a block's result may depend on besides its weights: classes, settings, buffers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,19 @@ from eventful.surgery.clones import own_forward
 
 T = TypeVar("T")
 
-_SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, Enum, type)
+_SCALARS = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    Enum,
+    type,
+)
 # nn.Module's own bookkeeping; a block is tried in evaluation mode.
 _LEFT_OUT = frozenset(vars(nn.Module())) | {"_compiled_call_impl", "_is_hf_initialized"}
 _DEPTH = 6  # of objects inside objects
@@ -35,7 +47,7 @@ class Fingerprint:
         weights: names of those of `tensors` that are parameters.
     """
 
-    plain: tuple[tuple[str, Hashable], ...]
+    plain: tuple[tuple[str, Any], ...]
     tensors: dict[str, tuple[Any, int]]
     objects: dict[str, Any]
     weights: frozenset[str]
@@ -48,15 +60,21 @@ class Fingerprint:
             walk.module(name, part)
         return cls(tuple(walk.plain), walk.tensors, walk.objects, frozenset(walk.weights))
 
-    def difference(self, other: Fingerprint) -> str | None:
-        """The name of something that differs; None if all is the same."""
+    def difference(self, other: Fingerprint, weights: bool = True) -> str | None:
+        """The name of something that differs; None if all is the same.
+
+        Args:
+            weights: whether parameters that were written count.
+        """
         mine, theirs = dict(self.plain), dict(other.plain)
         for name in (*mine, *theirs):
             if name not in mine or name not in theirs or mine[name] != theirs[name]:
                 return name
         for name, (tensor, writes) in self.tensors.items():
             again, later = other.tensors[name]
-            if (tensor is not again or writes != later) and not _equal(tensor, again, writes, later):
+            if tensor is again and (writes == later or (name in self.weights and not weights)):
+                continue
+            if tensor is again or not _equal(tensor, again):
                 return name
         return next((n for n, value in self.objects.items() if other.objects[n] is not value), None)
 
@@ -82,7 +100,7 @@ class Fingerprint:
 class KeptFingerprint:
     """A fingerprint with weak references."""
 
-    plain: tuple[tuple[str, Hashable], ...]
+    plain: tuple[tuple[str, Any], ...]
     tensors: list[tuple[ref[Any], int]]
     objects: list[Any]
 
@@ -123,7 +141,7 @@ class Alike(Generic[T]):
 class _Walk:
     """Collects what a fingerprint holds."""
 
-    plain: list[tuple[str, Hashable]] = field(default_factory=list)
+    plain: list[tuple[str, Any]] = field(default_factory=list)
     tensors: dict[str, tuple[Any, int]] = field(default_factory=dict)
     objects: dict[str, Any] = field(default_factory=dict)
     weights: list[str] = field(default_factory=list)
@@ -191,9 +209,7 @@ def _digest(tensor: Tensor) -> Hashable:
         return id(tensor), tensor._version
 
 
-def _equal(one: Tensor, two: Tensor, before: int, after: int) -> bool:
-    if one is two:  # written to since: what it held is gone
-        return before == after
+def _equal(one: Tensor, two: Tensor) -> bool:
     try:
         return torch.equal(one, two)
     except (RuntimeError, NotImplementedError):

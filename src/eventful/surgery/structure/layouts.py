@@ -106,7 +106,7 @@ def _decoded(found: Tensor, codes: Tensor) -> Tensor:
 
 
 def _by_lines(lines: Tensor, paint: Paint, run: Callable[[Tensor], Tensor]) -> Tensor:
-    """The row, or the column, of each token, by one frame for each: for embeddings that look far."""
+    """The row, or the column, of each token, by one frame for each row or column."""
     return _changes([paint(lines == line) for line in lines], run).argmax(0)
 
 

@@ -8,6 +8,8 @@ at zero hides the order of q, k and v.
 from __future__ import annotations
 
 import inspect
+import math
+import random
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from functools import partial
@@ -30,11 +32,13 @@ from eventful.surgery.structure.tape import first_tensor, record
 from eventful.surgery.structure.twins import generator, healthy_twin, louder
 
 _TOLERANCE = 1e-5
+_ROUNDED = 1e-3  # in single precision: it shows that dtypes have no code of their own
 _GRID = (3, 5)  # tokens of the recorded run; unlikely to be a number of channels or heads
 _OTHER = (5, 4)  # tokens of the other runs
 _BATCH = 2
-# Weights times the first, tokens times the second: clamps and caps show at large values alone.
-_LOUD = ((8.0, 1.0), (128.0, 100.0))
+# Weights, and tokens, times these: clamps and caps show at large values alone. Of q and k it is
+# less, or every softmax would be of one key, whatever the others are.
+_LOUD, _LOUD_SCORES = 64.0, 8.0
 _ROWS = 512  # queries whose attention is computed at once
 _MOST_KEPT = 4  # verdicts for one weight: its block before and after changes of settings
 # Arguments of a block that switch something on, or may be None.
@@ -101,7 +105,6 @@ def _describe(block: nn.Module, hint: Recipe | None) -> Recipe:
     dim = _dim(block)
     twin = _twin(block)
     if hint is not None and difference(twin, hint, call) <= _TOLERANCE:
-        refuse_memory(twin, hint, call)
         return hint
     reasons: list[Mismatch] = []
     for shape in ((_BATCH, _GRID[0] * _GRID[1], dim), (_BATCH, *_GRID, dim)):
@@ -119,9 +122,7 @@ def _describe(block: nn.Module, hint: Recipe | None) -> Recipe:
             continue
         if not torch.equal(tokens, given):
             raise Mismatch("it writes into the tokens it gets")
-        found = _first_proven(twin, recipes(twin, tape), call, tape.masked)
-        refuse_memory(twin, found, call)
-        return found
+        return _first_proven(twin, recipes(twin, tape), call, tape.masked)
     raise reasons[0]
 
 
@@ -132,22 +133,6 @@ def _twin(block: nn.Module) -> nn.Module:
         raise Mismatch(f"a copy of it cannot be made for the proof: {_said(error)}") from error
 
 
-def refuse_memory(twin: nn.Module, recipe: Recipe, call: Call) -> None:
-    """Raise where a block's result depends on earlier calls, or on random numbers."""
-    one, other = _tokens(recipe, _OTHER, 2), _tokens(recipe, _GRID, 3)
-    first = first_tensor(call(twin, one.clone()))
-    before = Fingerprint.of(twin)
-    call(twin, other)
-    again = first_tensor(call(twin, one.clone()))
-    assert first is not None
-    assert again is not None
-    if not torch.equal(first, again):
-        raise Mismatch("it gives another result when it is called again with the same tokens")
-    changed = before.difference(Fingerprint.of(twin))
-    if changed is not None:
-        raise Mismatch(f"its `{changed}` changes with every call")
-
-
 def differs_with(block: nn.Module, recipe: Recipe, shape: tuple[int, ...]) -> str | None:
     """Why a block's description does not hold for tokens of a shape; None if it does.
 
@@ -156,16 +141,27 @@ def differs_with(block: nn.Module, recipe: Recipe, shape: tuple[int, ...]) -> st
     """
     try:
         with _disable_current_modes(), same_random_state(), torch.no_grad():
-            off = _off(_twin(block), recipe, _caller(block), _tokens(recipe, shape[:-1], 5)[:1])
+            twin, call, tokens = _twin(block), _caller(block), _tokens(recipe, shape[:-1], 5)[:1]
+            off = _off(twin, recipe, _own(twin, recipe, call, tokens), tokens)
+            single, few = twin.float(), _tokens(recipe, _OTHER, 2).float()
+            rounded = _off(single, recipe, _own(single, recipe, call, few), few)
     except Mismatch as reason:
         return str(reason)
-    if off <= _TOLERANCE:
-        return None
-    tokens = " x ".join(map(str, shape[:-1]))
-    return (
-        f"with {tokens} tokens it computes something else than with few: attention over all of "
-        f"them, computed from its parts, differs by {off:.1e} of the largest value{suspects(block)}"
-    )
+    if not off <= _TOLERANCE:
+        tokens_given = " x ".join(map(str, shape[:-1]))
+        return (
+            f"with {tokens_given} tokens, as in the model, {_found(off)} what attention over all "
+            f"of them gives, computed from its parts{suspects(block)}"
+        )
+    if not rounded <= _ROUNDED:
+        return f"in single precision {_found(rounded)} what its parts give{suspects(block)}"
+    return None
+
+
+def _found(off: float) -> str:
+    if math.isinf(off):
+        return "it does not run, or returns something else than"
+    return f"it differs by {off:.1e} of the largest value from"
 
 
 def _lent(module: nn.Module) -> bool:
@@ -193,13 +189,13 @@ def _first_proven(
     twin: nn.Module, candidates: Iterator[Recipe], call: Call, masked: bool
 ) -> Recipe:
     """The first description that computes what the block computes."""
-    least = float("inf")
+    least = math.inf
     for recipe in candidates:
         off = difference(twin, recipe, call)
         if off <= _TOLERANCE:
             return recipe
         least = min(least, off)
-    if least == float("inf"):
+    if least == math.inf:
         raise Mismatch("the widths of its q, k and v do not fit its heads")
     raise Mismatch(
         "norms, q, k, v, softmax attention, projection and MLP, computed from its parts, differ "
@@ -212,40 +208,60 @@ def difference(twin: nn.Module, recipe: Recipe, call: Call) -> float:
     """How far the description is from the block on random tokens, relative to the largest value.
 
     Once with values of usual size, then with large ones, where activations reach their limits.
+
+    Raises:
+        Mismatch: the block depends on random numbers, or on earlier calls.
     """
     tokens = _tokens(recipe, _OTHER, 2)
-    off = _off(twin, recipe, call, tokens)
-    for gain, times in _LOUD:
-        if not off <= _TOLERANCE:
-            break
-        large = tokens[:1] * times
-        large[:, 3] = 0  # as padding is
-        with louder(twin, gain):
-            off = max(off, _off(twin, recipe, call, large))
+    tokens[:, 1] = 0  # as padding is
+    drawn = torch.get_rng_state(), random.getstate()
+    first = _own(twin, recipe, call, tokens)
+    if not torch.equal(torch.get_rng_state(), drawn[0]) or random.getstate() != drawn[1]:
+        raise Mismatch("it draws random numbers, also in evaluation mode")
+    if first is None:
+        raise Mismatch(f"it does not run on {_shape(tokens)} tokens as it does on fewer")
+    off = _off(twin, recipe, first, tokens)
+    if not off <= _TOLERANCE:
+        return off
+    before = Fingerprint.of(twin)
+    large = _tokens(recipe, _OTHER, 3) * _LOUD
+    with louder(twin, lambda name: _LOUD_SCORES if name.startswith(recipe.qkv) else _LOUD):
+        off = max(off, _off(twin, recipe, _own(twin, recipe, call, large), large))
+    again = _own(twin, recipe, call, tokens)
+    if again is None or not torch.equal(first, again):
+        raise Mismatch("it gives another result when it is called again with the same tokens")
+    changed = before.difference(Fingerprint.of(twin), weights=False)
+    if changed is not None:
+        raise Mismatch(f"its `{changed}` changes with every call")
     return off
 
 
 def _tokens(recipe: Recipe, grid: tuple[int, ...], seed: int) -> Tensor:
-    """Random tokens; for a block that takes rows, one number of them."""
-    spatial = len(grid) == 2 and recipe.spatial
-    places = grid if spatial or len(grid) == 1 else (grid[0] * grid[1],)
+    """Random tokens; a grid of them is flat for blocks that take them so."""
+    places = grid if recipe.spatial else (math.prod(grid),)
     shape = (_BATCH, *places, recipe.dim)
     return torch.randn(shape, generator=generator(seed), dtype=torch.float64)
 
 
-def _off(twin: nn.Module, recipe: Recipe, call: Call, tokens: Tensor) -> float:
-    """How far the description is from the block on some tokens, relative to the largest value."""
+def _own(twin: nn.Module, recipe: Recipe, call: Call, tokens: Tensor) -> Tensor | None:
+    """What the block itself makes of tokens; None if it does not take them."""
     try:
         result = call(twin, tokens.clone())
-        expected = first_tensor(result)
-        if expected is None or returned_length(result) != recipe.returns:
-            return float("inf")
-        got = computed(recipe.spec(twin), tokens.flatten(1, -2))
-        expected = expected.reshape(got.shape)
+        return first_tensor(result) if returned_length(result) == recipe.returns else None
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, Mismatch):
-        return float("inf")
-    off = float((got - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
-    return off if off == off else float("inf")
+        return None
+
+
+def _off(twin: nn.Module, recipe: Recipe, own: Tensor | None, tokens: Tensor) -> float:
+    """How far the description is from the block's own result, relative to the largest value."""
+    if own is None or own.shape != tokens.shape:
+        return math.inf
+    try:
+        got = computed(recipe.spec(twin), tokens.flatten(1, -2)).reshape(own.shape)
+    except (RuntimeError, ValueError, TypeError):
+        return math.inf
+    off = float((got - own).abs().max() / own.abs().max().clamp_min(1e-30))
+    return math.inf if math.isnan(off) else off
 
 
 def computed(spec: BlockSpec, x: Tensor) -> Tensor:

@@ -107,6 +107,15 @@ class Recipe:
             parallel=self.form == "parallel",
         )
 
+    def called(self) -> set[str]:
+        """Names of the parts that run their own forward in a stream; the others do not."""
+        names: set[str | None] = {self.norm1, self.norm2, *self.norms}
+        for name in (*self.project, *self.mlp):
+            names |= {name.gate, name.up} if isinstance(name, Gated) else {name}
+        if self.biases is None:
+            names |= set(self.qkv)
+        return {name for name in names if name is not None and name[:1] != "@"}
+
     def _qkv(self, block: nn.Module) -> QKVMap:
         layers = self._layers(block)
         norms = [part_of(block, name) for name in self.norms]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -63,11 +63,18 @@ def generator(seed: int) -> torch.Generator:
 
 
 @contextmanager
-def louder(twin: nn.Module, gain: float) -> Iterator[None]:
-    """The weights of a twin's layers times a power of two, so that its parts see large values."""
-    layers = [p for p in twin.parameters() if p.dim() > 1 and min(p.shape) > 1]
-    torch._foreach_mul_(layers, gain)
-    try:
-        yield
-    finally:
-        torch._foreach_div_(layers, gain)
+def louder(twin: nn.Module, gains: Callable[[str], float]) -> Iterator[None]:
+    """The weights of a twin's layers times a power of two, so that its parts see large values.
+
+    Args:
+        gains: by the name of a weight.
+    """
+    layers = {n: p for n, p in twin.named_parameters() if p.dim() > 1 and min(p.shape) > 1}
+    with torch.no_grad():
+        for name, weight in layers.items():
+            weight.mul_(gains(name))
+        try:
+            yield
+        finally:
+            for name, weight in layers.items():
+                weight.div_(gains(name))
