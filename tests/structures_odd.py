@@ -462,3 +462,29 @@ class Stateful(Trunk):
         torch.rand((), generator=self.draws)
         torch.rand(())
         return super().forward(frame, every)
+
+
+class ReadsMap(Trunk):
+    """Uses what its blocks keep."""
+
+    def forward(self, frame: Tensor, every: bool = False) -> Any:
+        result = super().forward(frame, every)
+        return result * self.stages[0].map.max()
+
+
+class Switched(Block):
+    """A block with arguments that have defaults, and others."""
+
+    def forward(self, x: Tensor, residual: bool = True, *rest: Any) -> Tensor:
+        y = super().forward(x)
+        return (y if residual else y - x) * (2 if any(rest) else 1)
+
+
+class Switches(Trunk):
+    arguments: tuple[Any, ...] = ()
+
+    def forward(self, frame: Tensor, every: bool = False) -> Any:
+        x = self.embed(frame)
+        for block in self.stages:
+            x = block(x, *self.arguments)
+        return x

@@ -15,6 +15,7 @@ from eventful.errors import UnsupportedError
 from eventful.rules.spec import BlockSpec
 from eventful.rules.step import Step
 from eventful.surgery.adapter import Adapter, BlockCall, Foreign, Method, Mismatch
+from eventful.surgery.outputs import first_tensor
 from eventful.surgery.session import Session
 from eventful.surgery.structure.dryrun import (
     Check,
@@ -30,7 +31,6 @@ from eventful.surgery.structure.passed import pass_on, taken
 from eventful.surgery.structure.proof import described
 from eventful.surgery.structure.search import BlockList, block_lists
 from eventful.surgery.structure.state import BlockState
-from eventful.surgery.structure.tape import first_tensor
 from eventful.tokens.layout import TokenLayout
 
 NAME = "structure"

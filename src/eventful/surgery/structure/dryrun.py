@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -15,12 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 from eventful.surgery.adapter import Foreign, Mismatch
 from eventful.surgery.clones import private_tree, same_random_state
+from eventful.surgery.outputs import first_tensor
 from eventful.surgery.structure.fingerprint import Alike, Fingerprint
 from eventful.surgery.structure.layouts import Span, spans, start_of
 from eventful.surgery.structure.passed import reads_tokens
-from eventful.surgery.structure.proof import described, differs_with
+from eventful.surgery.structure.proof import described, differs_with, proven_arguments
 from eventful.surgery.structure.recipe import Recipe
-from eventful.surgery.structure.tape import first_tensor
+from eventful.surgery.structure.state import hide_written
 from eventful.tokens.layout import TokenLayout
 
 _SIZES = (224, 256, 384, 336, 518, 512, 448, 64, 32)
@@ -98,6 +98,7 @@ class Stub:
     seen: _Seen = field(default_factory=_Seen)
 
     def __post_init__(self) -> None:
+        hide_written(self.block, self.recipe)
         self.before = None if self.check is None else Fingerprint.of(self.block)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -123,21 +124,27 @@ def as_returned(tokens: Tensor, returns: int | None) -> Any:
 
 
 def extra_argument(block: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
-    """The name of an argument that says something beside the tokens; None without one."""
-    parameters = list(inspect.signature(type(block).forward).parameters.values())[1:]
-    names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-    defaults = {p.name: p.default for p in parameters}
-    given = dict(zip(names[1:], args[1:], strict=False))
-    given |= {name: value for name, value in kwargs.items() if not names or name != names[0]}
-    for name, value in given.items():
-        if value is None or value is False:
-            continue
-        if not isinstance(value, Tensor) and value is defaults.get(name):
-            continue
-        if isinstance(value, dict | tuple | list) and not value:
-            continue
-        return name
-    return None
+    """The name of an argument that says something beside the tokens; None without one.
+
+    An argument says nothing if it is what the proof passed, see `proven_arguments`.
+    """
+    proven = proven_arguments(block)
+    names = [*proven]
+    last = names[-1] if names else "tokens"
+    given = [(names[at] if at < len(names) else last, value) for at, value in enumerate(args)][1:]
+    given += [(name, value) for name, value in kwargs.items() if not names or name != names[0]]
+    return next((n for n, value in given if not _says_nothing(value, proven.get(n))), None)
+
+
+def _says_nothing(value: Any, proven: Any) -> bool:
+    if value is proven:
+        return True
+    if value is None or value is False:
+        return proven is None or proven is False
+    if isinstance(value, dict | tuple | list) and not value:
+        return proven is None or (type(proven) is type(value) and not proven)
+    plain = type(value) in (bool, int, float, str) and type(value) is type(proven)
+    return plain and bool(value == proven)
 
 
 def facts_of(frames: nn.Module, lists: Sequence[Sequence[str]]) -> list[Facts]:
@@ -387,6 +394,7 @@ class _Watched:
     at: int
 
     def __post_init__(self) -> None:
+        hide_written(self.block, self.recipe)
         self.before = Fingerprint.of(self.block)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

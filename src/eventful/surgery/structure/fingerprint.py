@@ -61,22 +61,28 @@ class Fingerprint:
         return cls(tuple(walk.plain), walk.tensors, walk.objects, frozenset(walk.weights))
 
     def difference(self, other: Fingerprint, weights: bool = True) -> str | None:
-        """The name of something that differs; None if all is the same.
+        """The name of something that differs; None if all is the same."""
+        return next(self.differences(other, weights), None)
+
+    def differences(self, other: Fingerprint, weights: bool = True) -> Iterator[str]:
+        """The names of all that differs.
 
         Args:
             weights: whether parameters that were written count.
         """
         mine, theirs = dict(self.plain), dict(other.plain)
-        for name in (*mine, *theirs):
+        for name in dict.fromkeys((*mine, *theirs)):
             if name not in mine or name not in theirs or mine[name] != theirs[name]:
-                return name
+                yield name
         for name, (tensor, writes) in self.tensors.items():
-            again, later = other.tensors[name]
+            again, later = other.tensors.get(name, (tensor, writes))
             if tensor is again and (writes == later or (name in self.weights and not weights)):
                 continue
             if tensor is again or not _equal(tensor, again):
-                return name
-        return next((n for n, value in self.objects.items() if other.objects[n] is not value), None)
+                yield name
+        for name, value in self.objects.items():
+            if other.objects.get(name, value) is not value:
+                yield name
 
     def values(self) -> Hashable:
         """A key, the same for modules that differ in their weights and in their objects alone."""

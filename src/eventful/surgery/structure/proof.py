@@ -12,6 +12,7 @@ import math
 import random
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,11 +25,12 @@ from eventful.rules.spec import BlockSpec
 from eventful.surgery.adapter import Foreign, Mismatch
 from eventful.surgery.adapters.origin import forward_of
 from eventful.surgery.clones import own_forward, same_random_state
+from eventful.surgery.outputs import first_tensor
 from eventful.surgery.structure.fingerprint import Alike, Fingerprint, KeptFingerprint
 from eventful.surgery.structure.recipe import Recipe
 from eventful.surgery.structure.roles import recipes, returned_length
 from eventful.surgery.structure.suspects import suspects
-from eventful.surgery.structure.tape import first_tensor, record
+from eventful.surgery.structure.tape import record
 from eventful.surgery.structure.twins import generator, healthy_twin, louder
 
 _TOLERANCE = 1e-5
@@ -106,6 +108,7 @@ def _describe(block: nn.Module, hint: Recipe | None) -> Recipe:
     twin = _twin(block)
     if hint is not None and difference(twin, hint, call) <= _TOLERANCE:
         return hint
+    fresh = Fingerprint.of(twin)
     reasons: list[Mismatch] = []
     for shape in ((_BATCH, _GRID[0] * _GRID[1], dim), (_BATCH, *_GRID, dim)):
         tokens = torch.randn(shape, generator=generator(1), dtype=torch.float64)
@@ -122,7 +125,9 @@ def _describe(block: nn.Module, hint: Recipe | None) -> Recipe:
             continue
         if not torch.equal(tokens, given):
             raise Mismatch("it writes into the tokens it gets")
-        return _first_proven(twin, recipes(twin, tape), call, tape.masked)
+        writes = tuple(fresh.differences(Fingerprint.of(twin)))
+        found = _first_proven(twin, recipes(twin, tape), call, tape.masked)
+        return replace(found, writes=writes)
     raise reasons[0]
 
 
@@ -298,16 +303,30 @@ def _dim(block: nn.Module) -> int:
     raise Mismatch("it has no linear layers")
 
 
+def proven_arguments(block: nn.Module) -> dict[str, Any]:
+    """What the proof passes for each argument of a block's forward; the first is the tokens."""
+    found: dict[str, Any] = {}
+    for parameter in list(inspect.signature(type(block).forward).parameters.values())[1:]:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        known = parameter.default is not parameter.empty
+        off = False if parameter.name.startswith("output_") else None
+        found[parameter.name] = parameter.default if known else off
+    return found
+
+
 def _caller(block: Foreign) -> Call:
     """Calls a block with tokens alone; raises `Mismatch` for an argument it needs beside them."""
-    parameters = list(inspect.signature(type(block).forward).parameters.values())[1:]
-    empty: dict[str, bool | None] = {}
-    for parameter in parameters[1:]:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        if parameter.default is not parameter.empty:
-            continue
-        if not any(word in parameter.name for word in _FREE):
-            raise Mismatch(f"its forward needs `{parameter.name}` beside the tokens")
-        empty[parameter.name] = False if parameter.name.startswith("output_") else None
+    parameters = list(inspect.signature(type(block).forward).parameters.values())[2:]
+    needed = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.default is parameter.empty
+    ]
+    for name in needed:
+        if not any(word in name for word in _FREE):
+            raise Mismatch(f"its forward needs `{name}` beside the tokens")
+    passed = proven_arguments(block)
+    empty = {name: passed[name] for name in needed}
     return lambda module, tokens: module(tokens, **empty)

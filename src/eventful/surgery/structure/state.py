@@ -1,10 +1,12 @@
-"""Notices that a model sets something on its blocks, which a stream would leave out."""
+"""Notices that a model sets or reads attributes of its blocks, which a stream would leave out."""
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 from torch import nn
 
-from eventful.surgery.adapter import Mismatch
+from eventful.surgery.adapter import Foreign, Mismatch
 from eventful.surgery.structure.fingerprint import Fingerprint
 from eventful.surgery.structure.recipe import Recipe
 from eventful.surgery.structure.search import within
@@ -40,3 +42,28 @@ class BlockState:
         if self._now() == self._ids:
             return None
         return self._state.difference(Fingerprint.of(self._block), weights=False)
+
+
+class _NotComputed:
+    """Stands for what a block's forward would have set; whatever reads it fails."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _fail(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(f"it reads `{self._name}`, which its block sets")
+
+    __bool__ = __len__ = __iter__ = __getitem__ = __getattr__ = _fail
+    __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __truediv__ = __matmul__ = _fail
+
+    def __deepcopy__(self, memo: object) -> None:
+        return None  # in a copy that runs, nothing was computed yet
+
+
+def hide_written(block: nn.Module, recipe: Recipe | None) -> None:
+    """Replace what a block's own forward sets, on a copy of the block that is not run."""
+    for name in () if recipe is None else recipe.writes:
+        owner, _, attribute = name.rpartition(".")
+        holder = dict[str, Foreign](block.named_modules()).get(owner)
+        if isinstance(holder, nn.Module) and attribute in vars(holder):
+            vars(holder)[attribute] = _NotComputed(name)

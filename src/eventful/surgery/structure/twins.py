@@ -24,6 +24,9 @@ def healthy_twin(block: nn.Module) -> nn.Module:
     for name, weight in bare.named_parameters():
         if type(weight) is nn.Parameter and weight.is_floating_point():
             memo[id(weight)] = nn.Parameter(_healthy(name, weight.shape), requires_grad=False)
+    for value in (value for part in bare.modules() for value in vars(part).values()):
+        if isinstance(value, Tensor):  # a result that a block keeps may have a history
+            memo[id(value)] = value.detach().clone()
     # `deepcopy` takes what `memo` has in place of a copy: weights are not copied to be replaced.
     twin = copy.deepcopy(bare, memo).to(device="cpu", dtype=torch.float64).eval()
     made = {id(weight) for weight in memo.values() if isinstance(weight, Tensor)}
