@@ -19,7 +19,7 @@ from eventful import Config, TopR
 from eventful.errors import NoMatchError, UnsupportedError
 from eventful.surgery.adapter import Mismatch
 from eventful.surgery.structure import proof
-from eventful.surgery.structure.dryrun import loop_is_plain
+from eventful.surgery.structure.loop import loop_is_plain
 from structures import SIZE, PreNorm, Split, Trunk
 from tolerances import assert_near
 

@@ -23,10 +23,10 @@ from eventful.surgery.structure.dryrun import (
     as_returned,
     extra_argument,
     facts_of,
-    loop_is_plain,
     once_for_alike,
 )
 from eventful.surgery.structure.fingerprint import Fingerprint, KeptFingerprint
+from eventful.surgery.structure.loop import loop_is_plain
 from eventful.surgery.structure.passed import pass_on, taken
 from eventful.surgery.structure.proof import described
 from eventful.surgery.structure.search import BlockList, block_lists

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from eventful.surgery.adapter import Foreign, Mismatch
 from eventful.surgery.clones import private_tree, same_random_state
 from eventful.surgery.outputs import first_tensor
 from eventful.surgery.structure.fingerprint import Alike, Fingerprint
-from eventful.surgery.structure.layouts import Span, spans, start_of
-from eventful.surgery.structure.passed import reads_tokens
+from eventful.surgery.structure.layouts import Span, spans, squared_change, start_of
 from eventful.surgery.structure.proof import described, differs_with, proven_arguments
 from eventful.surgery.structure.recipe import Recipe
 from eventful.surgery.structure.state import hide_written
@@ -154,17 +152,17 @@ def facts_of(frames: nn.Module, lists: Sequence[Sequence[str]]) -> list[Facts]:
         lists: names of the blocks of each list, relative to `frames`.
     """
     unknown = Facts(_sizes(frames)[0])
-    if all(_recipe(frames.get_submodule(n)) is None for names in lists for n in names):
+    if all(recipe_of(frames.get_submodule(n)) is None for names in lists for n in names):
         return [unknown] * len(lists)  # no block can be described, so nothing is left to know
     with same_random_state():
         try:
             size, stubs = _first_run(frames, lists)
         except Mismatch as reason:
             return [replace(unknown, reason=str(reason))] * len(lists)
-        found = []
+        found, probe = [], _Probe(frames, lists, size)
         for at, one in enumerate(stubs):
             try:
-                found.append(_placed(frames, lists, at, one, size))
+                found.append(probe.placed(at, one))
             except Mismatch as reason:
                 found.append(Facts(size, reason=str(reason)))
         return _tried(frames, lists, found)
@@ -194,11 +192,11 @@ def run_stubs(
     check: Check | None = None,
 ) -> list[list[Stub]]:
     """Run the part that takes frames with stubs for its blocks, which are returned."""
-    twin = _twin_of(frames, lists)
+    twin = twin_of(frames, lists)
     clock = count()
     made = [
         [
-            Stub(twin.get_submodule(name), _recipe(frames.get_submodule(name)), clock, check)
+            Stub(twin.get_submodule(name), recipe_of(frames.get_submodule(name)), clock, check)
             for name in names
         ]
         for names in lists
@@ -210,12 +208,14 @@ def run_stubs(
     return made
 
 
-def _twin_of(frames: nn.Module, lists: Sequence[Sequence[str]]) -> nn.Module:
+def twin_of(frames: nn.Module, lists: Sequence[Sequence[str]]) -> nn.Module:
+    """A copy of the part that takes frames, to be run with stubs for its blocks."""
     blocks = [frames.get_submodule(name) for names in lists for name in names]
     return private_tree(frames, shared=blocks).eval()
 
 
-def _recipe(block: nn.Module) -> Recipe | None:
+def recipe_of(block: nn.Module) -> Recipe | None:
+    """The description of a block; None where there is none."""
     try:
         return described(block)
     except Mismatch:
@@ -255,29 +255,39 @@ def _whole(side: object) -> bool:
     return isinstance(side, int) and side > 0
 
 
-def _placed(
-    frames: nn.Module,
-    lists: Sequence[Sequence[str]],
-    at: int,
-    stubs: Sequence[Stub],
-    size: tuple[int, int],
-) -> Facts:
-    """The layout of a list's tokens, proven by frames that differ in parts."""
-    tokens = _checked(stubs)
-    two = _pictures(frames, size, 2)
+class _Probe:
+    """How much the tokens of each list change where parts of a frame are exchanged."""
 
-    def run(pixels: Tensor) -> Tensor:
-        pictures = torch.lerp(two[:1], two[1:], pixels[:, None].to(two))
-        seen = _first(run_stubs(frames, lists, pictures)[at]).seen
-        assert seen.tokens is not None
-        return seen.tokens.flatten(1, -2)
+    def __init__(
+        self, frames: nn.Module, lists: Sequence[Sequence[str]], size: tuple[int, int]
+    ) -> None:
+        self.frames, self.lists, self.size = frames, lists, size
+        self.two = _pictures(frames, size, 2)
+        self.known: dict[bytes, list[Tensor]] = {}  # lists of one grid share their pictures
 
-    for span in _spans(tokens, size):
-        start = start_of(span, size, run)
-        if start is not None:
-            after = tokens.flatten(1, -2).shape[1] - start - span.grid[0] * span.grid[1]
-            return Facts(size, span.grid, start, after)
-    raise Mismatch("its tokens do not lie row by row, each where its patch is in the frame")
+    def placed(self, at: int, stubs: Sequence[Stub]) -> Facts:
+        """The layout of the tokens of a list."""
+        tokens = _checked(stubs)
+        for span in _spans(tokens, self.size):
+            start = start_of(span, self.size, partial(self.changes, at))
+            if start is not None:
+                after = tokens.flatten(1, -2).shape[1] - start - span.grid[0] * span.grid[1]
+                return Facts(self.size, span.grid, start, after)
+        raise Mismatch("its tokens do not lie row by row, each where its patch is in the frame")
+
+    def changes(self, at: int, pixels: Tensor) -> Tensor:
+        """See `layouts.Changes`, of the list at a place."""
+        key = pixels.numpy().tobytes()
+        if key not in self.known:
+            parts = torch.cat([torch.zeros_like(pixels[:1]), pixels])[:, None].to(self.two)
+            runs = run_stubs(self.frames, self.lists, torch.lerp(self.two[:1], self.two[1:], parts))
+            self.known[key] = [_change(_first(stubs)) for stubs in runs]
+        return self.known[key][at]
+
+
+def _change(stub: Stub) -> Tensor:
+    tokens = stub.seen.tokens
+    return torch.empty(0) if tokens is None else squared_change(tokens.flatten(1, -2))
 
 
 def _first(stubs: Sequence[Stub]) -> Stub:
@@ -357,84 +367,3 @@ def once_for_alike() -> Check:
         return found or None
 
     return check
-
-
-def loop_is_plain(
-    frames: nn.Module, names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]
-) -> bool:
-    """Whether a call of the part that takes frames passes each block's output to the next alone.
-
-    Args:
-        names: of the blocks, relative to `frames`.
-
-    Raises:
-        Mismatch: the call sets something on a block.
-    """
-    twin = _twin_of(frames, [names])
-    watch = _Watch(len(names))
-    for at, name in enumerate(names):
-        block, recipe = twin.get_submodule(name), _recipe(frames.get_submodule(name))
-        vars(block)["forward"] = _Watched(watch, block, recipe, at)
-    with same_random_state(), torch.no_grad(), watch:
-        result = twin(*args, **kwargs)
-    kept = any(output() is not None for output in watch.outputs)
-    del result
-    if watch.state is not None:
-        raise Mismatch(f"the model sets `{watch.state}` of a block when it is called like this")
-    return watch.plain and not kept and watch.next == len(names)
-
-
-@dataclass
-class _Watched:
-    """Stands for the block at a place in the list."""
-
-    watch: _Watch
-    block: nn.Module
-    recipe: Recipe | None
-    at: int
-
-    def __post_init__(self) -> None:
-        hide_written(self.block, self.recipe)
-        self.before = Fingerprint.of(self.block)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Take what the block takes, return what it returns."""
-        watch, tokens = self.watch, first_tensor((*args, *kwargs.values()))
-        if self.recipe is None:  # it runs as it is, and may do anything with its tokens
-            watch.plain = False
-            return type(self.block).forward(self.block, *args, **kwargs)
-        assert tokens is not None
-        known = watch.outputs[-1]() if watch.outputs else None
-        watch.plain &= watch.next == self.at and (self.at == 0 or tokens is known)
-        watch.next = self.at + 1
-        watch.inside = True
-        watch.state = watch.state or self.before.difference(Fingerprint.of(self.block))
-        made = tokens.clone()
-        watch.inside = False
-        if watch.next < watch.count:
-            watch.outputs.append(ref(made))
-        return as_returned(made, self.recipe.returns)
-
-
-class _Watch(TorchFunctionMode):
-    """Notes where an output of a block, but for the last one's, is used outside the next block."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.count = count
-        self.plain = True
-        self.next = 0
-        self.inside = False
-        self.state: str | None = None
-        self.outputs: list[ref[Tensor]] = []
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if not self.inside and reads_tokens(func):
-            known = {id(output()) for output in self.outputs} - {id(None)}
-            values = [*args, *kwargs.values()]
-            flat = [e for v in values for e in (v if isinstance(v, tuple | list) else [v])]
-            self.plain &= not any(id(value) in known for value in flat)
-        return func(*args, **kwargs)

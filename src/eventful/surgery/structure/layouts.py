@@ -1,9 +1,9 @@
 """Where in the frame each token comes from: parts of a frame are exchanged, and tokens compared.
 
-Rows and columns of patches are numbered in Gray code. For each bit, two frames are made: one with
-other content in the patches whose number has the bit, and one with it in all the others. A token
-has the bit if the first frame changes it more. A patch embedding that looks beyond its patch is
-found out, too: in Gray code no patch stands between two of the other kind.
+Rows and columns of patches are numbered in Gray code. For each bit, a frame is made with other
+content in the patches whose number has the bit. A token has the bit if it changes by more than half
+of what it changes by with other content everywhere. Where patches overlap, that may not tell: then
+one row or column at a time has other content.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 Grid = tuple[int, int]
 
 _MIXED = 6  # most special tokens that depend on the frame, and one
-_AT_ONCE = 8  # frames in one run
+_AT_ONCE = 15  # frames in one run, and one
 
 
 @dataclass(frozen=True)
@@ -50,71 +50,84 @@ def spans(begin: int, count: int, size: tuple[int, int]) -> Iterator[Span]:
                 yield Span((height, width), range(begin + special, begin - 1, -1))
 
 
-def start_of(span: Span, size: tuple[int, int], run: Callable[[Tensor], Tensor]) -> int | None:
+# How much each token changes (F, N) with parts (F, H, W) of a frame replaced by another frame's.
+Changes = Callable[[Tensor], Tensor]
+
+
+def start_of(span: Span, size: tuple[int, int], run: Changes) -> int | None:
     """Where the first token of a grid is, if they lie row by row; None if they do not.
 
     Args:
-        run: makes tokens (F, N, D) of pixels (F, H, W) between 0 and 1: of which frame of two,
-            the first or the second, each pixel is.
+        size: of the frame in pixels.
+        run: tries pictures with 1 where content is exchanged, and 0 elsewhere.
     """
-    height, width = span.grid
-    rows, columns = torch.arange(height), torch.arange(width)
-    expected = (rows.repeat_interleave(width), columns.repeat(height))
-    for places in (_by_bits, _by_lines):
-        found = tuple(
-            places(lines, _painter(size, len(lines), axis), run)
-            for axis, lines in enumerate((rows, columns))
-        )
+    for places, agree in ((_by_bits, _equal), (_by_lines, _rising)):
+        found = places(span.grid, size, run)
         for start in span.starts:
-            part = slice(start, start + height * width)
-            if all(torch.equal(f[part], e) for f, e in zip(found, expected, strict=True)):
+            part = slice(start, start + span.grid[0] * span.grid[1])
+            rows, columns = (one[part].unflatten(0, span.grid) for one in found)
+            if agree(rows) and agree(columns.T):
                 return start
     return None
 
 
-Paint = Callable[[Tensor], Tensor]
+def squared_change(tokens: Tensor) -> Tensor:
+    """How much the tokens (1 + F, N, D) of F pictures differ from those of the first (F, N)."""
+    return (tokens[1:] - tokens[:1]).double().square().sum(-1).cpu()
 
 
-def _painter(size: tuple[int, int], count: int, axis: int) -> Paint:
-    """Makes pixels (H, W) of a choice of rows, or of columns, of patches."""
-    patch = (torch.arange(size[axis]) * count // size[axis]).clamp_max(count - 1)
-
-    def paint(chosen: Tensor) -> Tensor:
-        line = chosen[patch].float()
-        return (line[:, None] if axis == 0 else line[None, :]).expand(size)
-
-    return paint
+def _equal(places: Tensor) -> bool:
+    """Whether the tokens (h, w) of each row are in that row."""
+    return bool((places == torch.arange(len(places))[:, None]).all())
 
 
-def _by_bits(lines: Tensor, paint: Paint, run: Callable[[Tensor], Tensor]) -> Tensor:
-    """The row, or the column, of each token, by two frames for each bit."""
-    codes = lines ^ (lines >> 1)
-    bits = max(1, int(codes.max()).bit_length())
-    chosen = [(codes >> bit & 1).bool() for bit in range(bits)]
-    changes = _changes([paint(c) for one in chosen for c in (one, ~one)], run)
-    has = changes[0::2] > changes[1::2]  # (bits, N)
-    found = torch.zeros(has.shape[1], dtype=torch.long)
-    for bit in range(bits):
-        found |= has[bit].long() << bit
-    return _decoded(found, codes)
+def _rising(places: Tensor) -> bool:
+    """Whether each token (h, w) is below the one of the row above it."""
+    return bool((places.diff(dim=0) > 0).all())
 
 
-def _decoded(found: Tensor, codes: Tensor) -> Tensor:
-    """The place of each code in a list; -1 where it is not in it."""
-    equal = found[:, None] == codes[None]
-    return torch.where(equal.any(1), equal.long().argmax(1), -1)
+def _pixels(chosen: Tensor, size: tuple[int, int], axis: int) -> Tensor:
+    """A picture (H, W) of a choice of rows, or of columns, of patches."""
+    count = len(chosen)
+    line = chosen[torch.arange(size[axis]) * count // size[axis]].float()
+    return (line[:, None] if axis == 0 else line[None, :]).expand(size)
 
 
-def _by_lines(lines: Tensor, paint: Paint, run: Callable[[Tensor], Tensor]) -> Tensor:
-    """The row, or the column, of each token, by one frame for each row or column."""
-    return _changes([paint(lines == line) for line in lines], run).argmax(0)
-
-
-def _changes(pictures: Sequence[Tensor], run: Callable[[Tensor], Tensor]) -> Tensor:
-    """How much each token changes (F, N) against that of the first frame alone."""
+def _by_bits(grid: Grid, size: tuple[int, int], run: Changes) -> list[Tensor]:
+    """The row and the column of each token; -1 where there is none of that code."""
+    codes = [lines ^ (lines >> 1) for lines in map(torch.arange, grid)]
+    bits = [max(1, int(code.max()).bit_length()) for code in codes]
+    pictures = [
+        _pixels((codes[axis] >> bit & 1).bool(), size, axis)
+        for axis in (0, 1)
+        for bit in range(bits[axis])
+    ]
+    whole, *parts = _tried([torch.ones(size), *pictures], run)
     found = []
-    for begin in range(0, len(pictures), _AT_ONCE):
-        part = list(pictures[begin : begin + _AT_ONCE])
-        tokens = run(torch.stack([torch.zeros_like(part[0]), *part])).double()
-        found.append((tokens[1:] - tokens[:1]).square().sum(-1).cpu())
-    return torch.cat(found)
+    for code, count in zip(codes, bits, strict=True):
+        has = torch.stack(parts[:count]) > whole / 2  # (bits, N)
+        parts = parts[count:]
+        number = (has.long() << torch.arange(count)[:, None]).sum(0)
+        equal = number[:, None] == code[None]
+        found.append(torch.where(equal.any(1), equal.long().argmax(1), -1))
+    return found
+
+
+def _by_lines(grid: Grid, size: tuple[int, int], run: Changes) -> list[Tensor]:
+    """The row and the column of the middle of what each token sees.
+
+    A token may see as much of two rows. What changes with every row alike is left out.
+    """
+    found = []
+    for axis, count in enumerate(grid):
+        lines = torch.arange(count)
+        pictures = [_pixels(lines == line, size, axis) for line in lines]
+        changes = torch.stack(_tried(pictures, run))  # (rows, N)
+        local = (changes - changes.median(dim=0).values).clamp_min(0)
+        found.append((lines[:, None] * local).sum(0) / local.sum(0).clamp_min(1e-300))
+    return found
+
+
+def _tried(pictures: Sequence[Tensor], run: Changes) -> list[Tensor]:
+    parts = range(0, len(pictures), _AT_ONCE)
+    return [row for at in parts for row in run(torch.stack([*pictures[at : at + _AT_ONCE]]))]

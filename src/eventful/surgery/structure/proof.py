@@ -36,7 +36,7 @@ from eventful.surgery.structure.twins import generator, healthy_twin, louder
 _TOLERANCE = 1e-5
 _ROUNDED = 1e-3  # in single precision: it shows that dtypes have no code of their own
 _GRID = (3, 5)  # tokens of the recorded run; unlikely to be a number of channels or heads
-_OTHER = (5, 4)  # tokens of the other runs
+_OTHER = (5, 2)  # tokens of the other runs
 _BATCH = 2
 # Weights, and tokens, times these: clamps and caps show at large values alone. Of q and k it is
 # less, or every softmax would be of one key, whatever the others are.
@@ -224,7 +224,7 @@ def difference(twin: nn.Module, recipe: Recipe, call: Call) -> float:
     if not torch.equal(torch.get_rng_state(), drawn[0]) or random.getstate() != drawn[1]:
         raise Mismatch("it draws random numbers, also in evaluation mode")
     if first is None:
-        raise Mismatch(f"it does not run on {_shape(tokens)} tokens as it does on fewer")
+        raise Mismatch(f"it does not run on {_shape(tokens)} tokens as it does on more")
     off = _off(twin, recipe, first, tokens)
     if not off <= _TOLERANCE:
         return off
