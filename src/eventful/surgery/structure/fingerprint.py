@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -60,29 +60,30 @@ class Fingerprint:
             walk.module(name, part)
         return cls(tuple(walk.plain), walk.tensors, walk.objects, frozenset(walk.weights))
 
-    def difference(self, other: Fingerprint, weights: bool = True) -> str | None:
+    def difference(self, other: Fingerprint) -> str | None:
         """The name of something that differs; None if all is the same."""
-        return next(self.differences(other, weights), None)
+        return next(self.differences(other), None)
 
-    def differences(self, other: Fingerprint, weights: bool = True) -> Iterator[str]:
-        """The names of all that differs.
-
-        Args:
-            weights: whether parameters that were written count.
-        """
+    def differences(self, other: Fingerprint) -> Iterator[str]:
+        """The names of all that differs."""
         mine, theirs = dict(self.plain), dict(other.plain)
         for name in dict.fromkeys((*mine, *theirs)):
             if name not in mine or name not in theirs or mine[name] != theirs[name]:
                 yield name
         for name, (tensor, writes) in self.tensors.items():
             again, later = other.tensors.get(name, (tensor, writes))
-            if tensor is again and (writes == later or (name in self.weights and not weights)):
+            if tensor is again and writes == later:
                 continue
             if tensor is again or not _equal(tensor, again):
                 yield name
         for name, value in self.objects.items():
             if other.objects.get(name, value) is not value:
                 yield name
+
+    def without_weights(self) -> Fingerprint:
+        """The same without the parameters, which it then does not keep alive."""
+        rest = {name: held for name, held in self.tensors.items() if name not in self.weights}
+        return replace(self, tensors=rest)
 
     def values(self) -> Hashable:
         """A key, the same for modules that differ in their weights and in their objects alone."""

@@ -228,14 +228,14 @@ def difference(twin: nn.Module, recipe: Recipe, call: Call) -> float:
     off = _off(twin, recipe, first, tokens)
     if not off <= _TOLERANCE:
         return off
-    before = Fingerprint.of(twin)
+    before = Fingerprint.of(twin).without_weights()
     large = _tokens(recipe, _OTHER, 3) * _LOUD
     with louder(twin, lambda name: _LOUD_SCORES if name.startswith(recipe.qkv) else _LOUD):
         off = max(off, _off(twin, recipe, _own(twin, recipe, call, large), large))
     again = _own(twin, recipe, call, tokens)
     if again is None or not torch.equal(first, again):
         raise Mismatch("it gives another result when it is called again with the same tokens")
-    changed = before.difference(Fingerprint.of(twin), weights=False)
+    changed = before.difference(Fingerprint.of(twin).without_weights())
     if changed is not None:
         raise Mismatch(f"its `{changed}` changes with every call")
     return off

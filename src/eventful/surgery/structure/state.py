@@ -20,19 +20,19 @@ class BlockState:
     """
 
     def __init__(self, block: nn.Module, recipe: Recipe) -> None:
-        called = recipe.called()
+        self._called = recipe.called()
         self._block = block
-        outside = {
-            name: module
-            for name, module in block.named_modules()
-            if not any(within(name, part) for part in called)
-        }
+        outside = {name: module for name, module in block.named_modules() if not self._runs(name)}
         for name, module in outside.items():
             if name and (module._forward_hooks or module._forward_pre_hooks):
                 raise Mismatch(f"its `{name}` has a hook, which a stream would not run")
         self._held = [vars(module) for module in outside.values()]
         self._ids = self._now()
-        self._state = Fingerprint.of(block)
+        self._state = Fingerprint.of(block).without_weights()
+
+    def _runs(self, name: str) -> bool:
+        """Whether something is part of a module whose own forward runs in a stream."""
+        return any(within(name, part) for part in self._called)
 
     def _now(self) -> list[list[int]]:
         return [list(map(id, held.values())) for held in self._held]
@@ -41,7 +41,9 @@ class BlockState:
         """The name of an attribute that was set to something else; None without one."""
         if self._now() == self._ids:
             return None
-        return self._state.difference(Fingerprint.of(self._block), weights=False)
+        now = Fingerprint.of(self._block).without_weights()
+        changed = (name.partition(":")[0] for name in self._state.differences(now))
+        return next((name for name in changed if not self._runs(name)), None)
 
 
 class _NotComputed:
