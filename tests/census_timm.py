@@ -154,8 +154,13 @@ CENSUS: dict[str, Row] = dict(
         staged("pit_ti_distilled_224", "the same with two special tokens", side=224),
         staged("crossvit_tiny_240", "two sizes of patches", side=240),
         staged("volo_d1_224", "outlook attention, then a transformer", img_size=SIDE),
-        staged("convit_tiny", "gated positional attention, then a transformer", side=224),
         # Refused.
+        staged(
+            "convit_tiny",
+            "gated positional attention, then a transformer",
+            "gated positional attention",
+            224,
+        ),
         staged("gemma4_vit_167m", "rotary position, sandwich norms", "`rope_cos` beside", **GEMMA),
         staged("cait_xxs24_224", "talking heads, class attention", "a layer across heads", 224),
         staged("xcit_nano_12_p8_224", "attention over channels", "over channels", 224),

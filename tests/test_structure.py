@@ -189,19 +189,20 @@ def test_the_proof_leaves_the_model_and_the_random_state_alone() -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_blocks_of_one_structure_are_proven_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_is_proven_once_and_again_when_it_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made: list[Any] = []
     describe = proof._describe
-    monkeypatch.setattr(proof, "_describe", lambda block: made.append(block) or describe(block))
-    monkeypatch.setattr(proof, "_known", {})
+    monkeypatch.setattr(proof, "_describe", lambda *args: made.append(args) or describe(*args))
     model = structures.split().eval()
     stream = eventful.Stream(eventful.convert(model))
     for frame in moving_square(3, SIZE):
         stream(frame)
-    assert len(made) == 1
-    model.stages[1].mix.heads = 2  # another structure
+    assert [args[0] for args in made] == list(model.stages)
+    model.stages[1].mix.heads = 2
     assert eventful.inspect(model).matched == 3
-    assert len(made) == 2
+    assert [args[0] for args in made[3:]] == [model.stages[1]]
 
 
 def test_a_text_encoder_beside_it_is_left_alone() -> None:

@@ -18,6 +18,7 @@ from eventful.modelspec.opening import open_named
 from eventful.modelspec.size import Size, both_sides
 from eventful.surgery import libraries
 from eventful.surgery.inspection import Inspection, inspect
+from eventful.surgery.outputs import real_tensors
 
 
 @dataclass(frozen=True)
@@ -163,20 +164,10 @@ class FirstTensor(nn.Module):
 
     def forward(self, frame: Tensor) -> Tensor:
         """The first tensor of real numbers in the model's output."""
-        found = _first_tensor(getattr(self.model, self._method)(frame))
-        if found is None:
+        found = real_tensors(getattr(self.model, self._method)(frame))
+        if not found:
             raise UnsupportedError(f"{type(self.model).__name__} returns no tensor to compare.")
-        return found
-
-
-def _first_tensor(output: Any) -> Tensor | None:
-    if isinstance(output, Tensor):
-        return output if output.is_floating_point() else None
-    if isinstance(output, Mapping):
-        output = tuple(output.values())
-    if not isinstance(output, tuple | list):
-        return None
-    return next((found for part in output if (found := _first_tensor(part)) is not None), None)
+        return found[0]
 
 
 def clip(size: Size, *, batch: int, noise: float = 0.01, seed: int = 0) -> Iterator[Tensor]:

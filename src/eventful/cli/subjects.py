@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +16,7 @@ from eventful.pipeline.models import OpenedModel, label_names, open_model
 from eventful.pipeline.subject import Subject as RunSubject
 from eventful.pipeline.subject import whole_patches
 from eventful.stream import Stream
+from eventful.surgery.outputs import real_tensors
 from eventful.tokens.layout import TokenLayout
 from eventful.video.scene import with_boxes
 
@@ -189,7 +189,7 @@ class Colours:
 
 def _map_of(output: Any, layout: TokenLayout) -> Tensor | None:
     """The first part of an output that has places, as (D, h, w); None if there is none."""
-    for values in _tensors(output):
+    for values in real_tensors(output):
         found = values.detach()[0].float().cpu()
         if values.dim() == 4:
             return found
@@ -199,15 +199,6 @@ def _map_of(output: Any, layout: TokenLayout) -> Tensor | None:
         if values.dim() == 3 and values.shape[1] * values.shape[2] > 4 * layout.tokens:
             return found[None]  # one number a pixel, such as depth
     return None
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() else []
-    parts: Any = output.values() if isinstance(output, Mapping) else output
-    if not isinstance(output, Mapping | list | tuple):
-        return []
-    return [tensor for part in parts for tensor in _tensors(part)]
 
 
 def subject(

@@ -47,6 +47,13 @@ def launch(session: Session, step: Step, forward: Callable[[], Any]) -> Any:
             "method of the model that runs them on the frame, e.g. stream.call("
             "'forward_features', frame) for timm, 'get_image_features' for vision towers."
         )
+    if step.unfinished and step.config.gating == "frame":
+        raise UnsupportedError(
+            "The model's call ended before the last converted block of "
+            f"{', '.join(map(repr, step.unfinished))}. With gating='frame' every block is called "
+            "for every frame. Use Config.exact() or gating='block', or convert fewer blocks "
+            "(`where`)."
+        )
     return result
 
 

@@ -6,7 +6,6 @@ from eventful.ops.reference import (
     REPORT,
     SAMPLE,
     UNIT,
-    WIDEST_WINDOW,
     Changed,
     ContextMemory,
     ExactMemory,
@@ -52,6 +51,7 @@ from eventful.ops.reference import (
     table,
     wanted_tokens,
     window_map,
+    window_too_wide,
 )
 from eventful.ops.registry import BACKENDS, forced_backend, operation, use_backend, why_not
 from eventful.ops.scratch import scratch
@@ -108,7 +108,6 @@ __all__ = [
     "REPORT",
     "SAMPLE",
     "UNIT",
-    "WIDEST_WINDOW",
     "Changed",
     "ContextMemory",
     "ExactMemory",
@@ -202,5 +201,6 @@ __all__ = [
     "wanted_tokens",
     "why_not",
     "window_map",
+    "window_too_wide",
     "write_rows_",
 ]

@@ -157,7 +157,7 @@ def _attend_selected(
     return attend_in_context(attention, (q, k, v), fresh), work
 
 
-_NORMED = "normed"
+_NORMED, _LAST = "normed", "last block"
 
 
 def _add_norm(
@@ -187,6 +187,7 @@ def _frame(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
         step.selections[spec.trunk] = chosen
         _pack(spec, step, x, chosen, positions)
         step.record.frame_gates.append((x.shape[1], spec.dim))
+    _check_order(spec, step)
     chosen, packing = step.selections[spec.trunk], step.packings.get(spec.trunk)
     if spec.trunk in step.compact:
         tokens = x
@@ -212,6 +213,19 @@ def _frame(spec: BlockSpec, step: Step, x: Tensor, positions: Any) -> Tensor:
         return tokens
     step.compact.pop(spec.trunk, None)
     return step.state.copy(slot)  # the caller may keep it; the buffer will change
+
+
+def _check_order(spec: BlockSpec, step: Step) -> None:
+    """Raise where a block is called that is not the next one."""
+    before = step.cache.get((_LAST, spec.trunk))
+    step.cache[_LAST, spec.trunk] = spec.index
+    if not spec.first and before != spec.index - 1:
+        what = "before the first one" if before is None else f"after block {before}"
+        raise UnsupportedError(
+            f"The model called its block {spec.name} {what} of its list. With gating='frame' "
+            "every block is called, in the order in which they are listed. Use Config.exact(), or "
+            "gating='block'."
+        )
 
 
 def _pack(spec: BlockSpec, step: Step, x: Tensor, chosen: Selection, positions: Any) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from eventful.config import Config
-from eventful.ops import WIDEST_WINDOW
+from eventful.ops import window_too_wide
+from eventful.rules.spec import BlockSpec
+from eventful.tokens.layout import TokenLayout
 
-__all__ = ["WIDEST_WINDOW", "dense_instead", "missing_kernels"]
+
+def wide_windows(blocks: Iterable[tuple[BlockSpec, TokenLayout]]) -> str | None:
+    """Why some block's windows are too wide for the kernels; None if none are."""
+    reasons = (window_too_wide(spec.window_on(layout.grid)) for spec, layout in blocks)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def missing_kernels(config: Config, *, global_only: Callable[[], bool]) -> str | None:

@@ -150,6 +150,7 @@ class Step:
         selections: the frame gate's choice by trunk, for gating `frame`.
         compact: trunks whose blocks now pass only the selected tokens on, with the index (B, M) of
             these, or (1, P) where they are packed.
+        unfinished: trunks whose first block was called, and whose last one was not yet.
         packings: of the frame gate's choice by trunk, where its rows are packed.
         cache: values shared by the blocks of one step, e.g. the tokens due for a refresh.
         constants: values that depend on the weights and sizes alone, kept from step to step.
@@ -173,6 +174,7 @@ class Step:
     taps: dict[str, set[int]] = field(default_factory=dict)
     selections: dict[str, Selection] = field(default_factory=dict)
     compact: dict[str, Tensor] = field(default_factory=dict)
+    unfinished: set[str] = field(default_factory=set)
     packings: dict[str, Packing] = field(default_factory=dict)
     cache: dict[Any, Any] = field(default_factory=dict)
     constants: dict[Any, Any] = field(default_factory=dict)

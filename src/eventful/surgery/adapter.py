@@ -149,6 +149,14 @@ def per_head(norm: nn.Module, tokens: Tensor, heads: int) -> Tensor:
     return norm(tokens.unflatten(-1, (heads, -1))).flatten(-2)
 
 
+def repeat_heads(tokens: Tensor, heads: int, size: int) -> Tensor:
+    """(B, M, h*d) to (B, M, H*d): keys or values that several of H heads share, once for each."""
+    times = heads * size // tokens.shape[-1]
+    if times == 1:
+        return tokens
+    return tokens.unflatten(-1, (-1, size)).repeat_interleave(times, dim=-2).flatten(-2)
+
+
 def usual_spec(
     block: Foreign, attention: Foreign, heads: int, head_dim: int, qkv: QKVMap
 ) -> BlockSpec:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import copy
+import random
+import sys
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from eventful.surgery.wrappers import is_own_method
 
@@ -40,7 +46,10 @@ def clone_tree(module: nn.Module, done: dict[int, nn.Module] | None = None) -> n
 
 def bare_tree(module: nn.Module) -> nn.Module:
     """A second tree over the same weights, without hooks and without what `convert` puts there."""
-    twin = clone_tree(module)
+    return _bare(clone_tree(module))
+
+
+def _bare(twin: nn.Module) -> nn.Module:
     for part in twin.modules():
         if own_forward(vars(part).get("forward")):
             del vars(part)["forward"]
@@ -53,3 +62,61 @@ def bare_tree(module: nn.Module) -> nn.Module:
 def own_forward(forward: object) -> bool:
     """Whether a forward that was set on an object is one that `convert` puts there."""
     return type(forward).__module__.split(".")[0] == "eventful"
+
+
+def private_tree(module: nn.Module, shared: Iterable[nn.Module] = ()) -> nn.Module:
+    """A bare tree whose run leaves the module as it is: buffers and attributes are its own.
+
+    Parameters are its own, too, but for those inside `shared`: parts that are not run.
+    """
+    done: dict[int, nn.Module] = {}
+    twin = _bare(clone_tree(module, done))
+    held = {id(p) for part in shared for p in part.parameters()}
+    memo: dict[int, Any] = dict(done)
+    for parameter in module.parameters():
+        own = id(parameter) not in held and type(parameter) is nn.Parameter
+        memo[id(parameter)] = nn.Parameter(parameter.detach().clone(), False) if own else parameter
+    for part in twin.modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            continue
+        for key, value in vars(part).items():
+            if key != "_modules" and not key.endswith("_hooks"):
+                vars(part)[key] = _own(value, memo)
+    return twin
+
+
+def _own(value: Any, memo: dict[int, Any]) -> Any:
+    """A copy of an attribute's value; the value itself where it cannot be copied."""
+    if isinstance(value, dict) and type(value) in (dict, OrderedDict):
+        return type(value)((key, _own(part, memo)) for key, part in value.items())
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, Tensor):
+        return memo.setdefault(id(value), value.detach().clone())
+    if isinstance(value, torch.Generator):
+        return memo.setdefault(id(value), value.clone_state())
+    if own_forward(value):
+        return value
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # locks, files, whatever a library forbids to copy
+        return value
+
+
+@contextmanager
+def same_random_state() -> Iterator[None]:
+    """The generators of torch, numpy and Python are afterwards as they were."""
+    numpy = sys.modules.get("numpy")
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    kept = torch.get_rng_state(), random.getstate()
+    arrays = None if numpy is None else numpy.random.get_state()
+    devices = torch.cuda.get_rng_state_all() if cuda else []
+    try:
+        yield
+    finally:
+        torch.set_rng_state(kept[0])
+        random.setstate(kept[1])
+        if numpy is not None:
+            numpy.random.set_state(arrays)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)

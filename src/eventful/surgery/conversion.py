@@ -13,7 +13,7 @@ from torch import nn
 from eventful.config import Config
 from eventful.errors import ConfigError, Mismatch, NoMatchError, UnsupportedError
 from eventful.rules.block import run_block
-from eventful.rules.kernels import WIDEST_WINDOW
+from eventful.rules.kernels import wide_windows
 from eventful.rules.spec import BlockSpec
 from eventful.rules.step import Step
 from eventful.surgery.adapters import Adapter, adapters
@@ -114,6 +114,10 @@ class BlockForward:
         step = self.session.step
         if step is None:
             return type(self.block).forward(self.block, *args, **kwargs)
+        if self.place["first"]:
+            step.unfinished.add(self.trunk_name)
+        if self.place["last"]:
+            step.unfinished.discard(self.trunk_name)
         if step.track is not None:
             spec = self.spec_in(step)
             return step.track.block(step, spec, (args, kwargs), partial(self._run, step))
@@ -287,10 +291,7 @@ def needs_host(session: Session, layouts: Mapping[str, TokenLayout]) -> str | No
     """Why steps of a model must run on the host, whatever the rule is; None if they need not."""
     if len(session.trunks) > 1:
         return "the model has several trunks"
-    windows = (spec.window_on(layouts[spec.trunk].grid) for spec in _specs(session))
-    if any(window is not None and window[1] > WIDEST_WINDOW for window in windows):
-        return f"rows of a window have more than {WIDEST_WINDOW} tokens"
-    return None
+    return wide_windows((spec, layouts[spec.trunk]) for spec in _specs(session))
 
 
 def _specs(session: Session) -> list[BlockSpec]:

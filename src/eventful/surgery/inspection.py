@@ -11,7 +11,7 @@ from eventful.config import PRESETS, Config
 from eventful.cost.counting import BlockShape
 from eventful.cost.footprint import state_bytes
 from eventful.errors import ConfigError
-from eventful.rules.kernels import WIDEST_WINDOW, dense_instead, missing_kernels
+from eventful.rules.kernels import dense_instead, missing_kernels, wide_windows
 from eventful.surgery.adapters import Adapter
 from eventful.surgery.heads import head_bytes
 from eventful.surgery.matching import (
@@ -105,9 +105,7 @@ def _ways_on_gpu(
         for _, block in adapter.blocks(trunk)
         if mismatch_of(adapter, trunk, block) is None
     ]
-    windows = [spec.window_on(layout.grid) for spec, layout in found]
-    wide = any(window is not None and window[1] > WIDEST_WINDOW for window in windows)
-    on_host = wide or len(layouts) > 1
+    on_host = wide_windows(found) is not None or len(layouts) > 1
     plain = all(spec.plain for spec, _ in found)
     ways, notes = {}, []
     for preset in PRESETS:

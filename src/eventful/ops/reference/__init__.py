@@ -122,12 +122,12 @@ from eventful.ops.reference.scores import (
     spread_sample,
 )
 from eventful.ops.reference.windows import (
-    WIDEST_WINDOW,
     WindowGrid,
     WindowMap,
     attend_windows,
     border_bias,
     window_map,
+    window_too_wide,
 )
 
 __all__ = [
@@ -136,7 +136,6 @@ __all__ = [
     "REPORT",
     "SAMPLE",
     "UNIT",
-    "WIDEST_WINDOW",
     "Changed",
     "ContextMemory",
     "ExactMemory",
@@ -234,5 +233,6 @@ __all__ = [
     "wanted_tokens",
     "whole_bias",
     "window_map",
+    "window_too_wide",
     "write_rows_",
 ]

@@ -12,7 +12,14 @@ from eventful.ops.reference.attention import whole_bias
 from eventful.ops.reference.rows import held
 
 # Tokens in a row of a window that the GPU kernel takes: it holds a row's keys and values at once.
-WIDEST_WINDOW = 128
+_WIDEST_WINDOW = 128
+
+
+def window_too_wide(window: tuple[int, int] | None) -> str | None:
+    """Why the GPU kernel does not take windows (height, width); None if it does, or without."""
+    if window is None or window[1] <= _WIDEST_WINDOW:
+        return None
+    return f"rows of a window have more than {_WIDEST_WINDOW} tokens"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from eventful.ops.reference import (
-    WIDEST_WINDOW,
     ContextMemory,
     ExactMemory,
     Picked,
@@ -20,6 +19,7 @@ from eventful.ops.reference import (
     Ragged,
     WindowGrid,
     grey_picture,
+    window_too_wide,
 )
 from eventful.ops.triton.attention import attend, attend_lse, attend_partial
 from eventful.ops.triton.candidates import (
@@ -39,7 +39,7 @@ from eventful.ops.triton.proposals import best_boxes, level_logits, proposal_box
 from eventful.ops.triton.region_checks import REGION_CHECKS
 from eventful.ops.triton.regions import align_regions
 from eventful.ops.triton.relative import relative_logits, relative_logits_all
-from eventful.ops.triton.row_checks import ROW_CHECKS
+from eventful.ops.triton.row_checks import ROW_CHECKS, too_wide
 from eventful.ops.triton.rows import (
     add_norm,
     differs,
@@ -108,7 +108,6 @@ __all__ = [
 ]
 
 _KINDS = (torch.float32, torch.bfloat16, torch.float16)
-_WIDEST = 8192
 _LONG = 2048  # queries and keys from which on stock attention is faster in half precision
 
 
@@ -168,7 +167,7 @@ def _error_norm(
 ) -> str | None:
     if order != 2:
         return f"it has the L2 norm only, not order {order:g}"
-    return None if current.shape[-1] <= _WIDEST else f"tokens are wider than {_WIDEST}"
+    return too_wide(current, "tokens")
 
 
 def _frame_score(
@@ -185,8 +184,9 @@ def _frame_score(
         return f"it follows at most {MOST_CHANGES} layers"
     if len({change.shape for change in changes}) > 1:
         return "the changes differ in shape"
-    if any(change.shape[-1] > _WIDEST for change in changes):
-        return f"tokens are wider than {_WIDEST}"
+    wide = next((too_wide(change, "tokens") for change in changes), None)  # of one shape
+    if wide is not None:
+        return wide
     parts = (error, *changes, *([] if motion is None else [motion]))
     return None if all(part.is_contiguous() for part in parts) else "a tensor is not contiguous"
 
@@ -201,7 +201,7 @@ def _estimate_error(
 
 
 def _follow_change(moved: Tensor, rows: Tensor, *rest: object, **named: object) -> str | None:
-    return None if rows.shape[-1] <= _WIDEST else f"tokens are wider than {_WIDEST}"
+    return too_wide(rows, "tokens")
 
 
 def _pick(error: Tensor, rule: PickRule, width: int | None, *rest: object) -> str | None:
@@ -220,7 +220,7 @@ def _add_norm(tokens: Tensor, update: Tensor, *rest: object, **named: object) ->
         return "the tokens are not contiguous"
     if torch.promote_types(tokens.dtype, update.dtype) != tokens.dtype:
         return "the sum has another dtype than the tokens"
-    return None if tokens.shape[-1] <= _WIDEST else f"tokens are wider than {_WIDEST}"
+    return too_wide(tokens, "tokens")
 
 
 def _attend(
@@ -268,8 +268,9 @@ def _attend_windows(
     *rest: object,
     **named: object,
 ) -> str | None:
-    if windows is not None and windows.window[1] > WIDEST_WINDOW:
-        return f"rows of a window have more than {WIDEST_WINDOW} tokens"
+    wide = None if windows is None else window_too_wide(windows.window)
+    if wide is not None:
+        return wide
     if not q.dtype == k.dtype == v.dtype:
         return "queries, keys and values differ in dtype"
     return None if q.shape[-1] <= 256 else "heads are wider than 256"
@@ -330,7 +331,7 @@ _NO_SLOTS = "it needs slots and counts"
 def _tokens(current: Tensor, reference_: Tensor) -> str | None:
     if not (current.is_contiguous() and reference_.is_contiguous()):
         return "the tokens are not contiguous"
-    return None if current.shape[-1] <= _WIDEST else f"tokens are wider than {_WIDEST}"
+    return too_wide(current, "tokens")
 
 
 def _exchange(

@@ -12,8 +12,8 @@ from eventful.ops.triton.candidates import HIGHEST_LEVEL, MOST_LEVELS, MOST_STAG
 from eventful.ops.triton.nms import MOST_KEPT
 from eventful.ops.triton.proposals import MOST_LEVELS as MOST_PYRAMID
 from eventful.ops.triton.regions import MOST_MAPS
+from eventful.ops.triton.row_checks import too_wide
 
-_WIDEST = 8192
 _NO_GRADIENTS = "it has no gradients"
 _APART = "a tensor is not contiguous"
 
@@ -44,11 +44,9 @@ def _align_regions(
 ) -> str | None:
     if len(maps) > MOST_MAPS:
         return f"it reads at most {MOST_MAPS} maps"
-    if maps[0].shape[-1] > _WIDEST:
-        return f"the maps are wider than {_WIDEST}"
     if _trained(*maps):
         return _NO_GRADIENTS
-    return _whole(*(part[:1] for part in maps), boxes, level)
+    return too_wide(maps[0], "the maps") or _whole(*(part[:1] for part in maps), boxes, level)
 
 
 def _level_logits(rows: Tensor, levels: MapLevels, slots: Tensor | None = None) -> str | None:
@@ -101,11 +99,9 @@ def _region_scores(
 ) -> str | None:
     if len(logits) > MOST_STAGES:
         return f"it averages at most {MOST_STAGES} stages"
-    if logits[0].shape[1] > _WIDEST:
-        return f"there are more than {_WIDEST} classes"
     if _trained(*logits, codes, regions[0]):
         return _NO_GRADIENTS
-    return _codes(codes) or _whole(*regions, sizes)
+    return too_wide(logits[0], "scores of classes") or _codes(codes) or _whole(*regions, sizes)
 
 
 def _take_candidates(

@@ -9,7 +9,12 @@ from torch import Tensor
 
 from eventful.ops.reference import Changed, Lift, MapLayer, MapLevels
 
-_WIDEST = 8192
+_WIDEST = 8192  # channels of a row that a kernel holds at once
+
+
+def too_wide(rows: Tensor, what: str = "rows") -> str | None:
+    """Why kernels do not take rows of so many channels; None if they do."""
+    return None if rows.shape[-1] <= _WIDEST else f"{what} are wider than {_WIDEST}"
 
 
 def _take_slots(memory: Tensor, slots: Tensor) -> str | None:
@@ -23,11 +28,11 @@ def _fill_slots(memory: Tensor, *rest: object) -> str | None:
 def _renew_rows(memory: Tensor, rows: Tensor, *rest: object) -> str | None:
     if not memory.is_contiguous() or memory.dtype != rows.dtype:
         return "the memory is not contiguous or of another dtype"
-    return None if rows.shape[-1] <= _WIDEST else f"rows are wider than {_WIDEST}"
+    return too_wide(rows)
 
 
 def _norm_relu(rows: Tensor, *rest: object) -> str | None:
-    return None if rows.shape[-1] <= _WIDEST else f"rows are wider than {_WIDEST}"
+    return too_wide(rows)
 
 
 def _relative_all(query: Tensor, heads: int, rows: Tensor, *rest: object) -> str | None:

@@ -12,7 +12,7 @@ from eventful.rules.step import Step
 from eventful.surgery.adapter import BlockCall, Foreign, Method, Mismatch, packed_qkv, usual_spec
 from eventful.surgery.adapters.hf_base import AnnouncedStages, need, need_own_forward
 from eventful.surgery.adapters.hf_plain import HFPlain
-from eventful.surgery.adapters.hf_windowed import RotaryPairs
+from eventful.surgery.adapters.rotary import RotaryPairs
 from eventful.surgery.session import Session
 from eventful.tokens.layout import TokenLayout
 

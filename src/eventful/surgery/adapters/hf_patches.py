@@ -14,7 +14,8 @@ from eventful.rules.step import Step
 from eventful.surgery.adapter import BlockCall, Foreign, Method, refuse
 from eventful.surgery.adapters.constants import is_own
 from eventful.surgery.adapters.hf_base import HFAdapter, find, need, need_own_forward
-from eventful.surgery.adapters.hf_plain import HFPlain, Rotary
+from eventful.surgery.adapters.hf_plain import HFPlain
+from eventful.surgery.adapters.rotary import SingleRotary
 from eventful.surgery.session import Session
 from eventful.tokens.layout import TokenLayout
 
@@ -51,11 +52,11 @@ class HFQwen2Vision(HFAdapter):
         linear = need(attention, "qkv")
 
         def qkv(
-            x: Tensor, index: Tensor, positions: Rotary | None
+            x: Tensor, index: Tensor, positions: SingleRotary | None
         ) -> tuple[Tensor, Tensor, Tensor]:
             q, k, v = linear(x).chunk(3, dim=-1)
             if positions is not None:  # the model rotates in fp32
-                q, k = (positions.rotate(p.float(), index, 0).to(p.dtype) for p in (q, k))
+                q, k = (positions.rotate(part, index) for part in (q, k))
             return q, k, v
 
         return BlockSpec(
@@ -97,7 +98,7 @@ class HFQwen2Vision(HFAdapter):
             tokens = _by_frame(tokens, len(step.flushing))[:, places]
         rotary = step.shared(
             (_SEQUENCE, "rotary", spec.trunk),  # all frames have the positions of the first
-            lambda: Rotary(tuple(table[places] for table in positions)),
+            lambda: SingleRotary(table[places] for table in positions),
         )
         return BlockCall(tokens, rotary)
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from eventful.rules.spec import BlockSpec, linear_cost
 from eventful.rules.step import Step
 from eventful.surgery.adapter import BlockCall, Foreign, Method, Mismatch
 from eventful.surgery.adapters.hf_base import HFAdapter, find, need, need_own_forward
+from eventful.surgery.adapters.rotary import Rotary
 from eventful.surgery.session import Session
 from eventful.tokens.layout import TokenLayout
 
@@ -113,31 +113,6 @@ class HFDinov3(HFPlain):
         return made
 
 
-class Rotary(tuple[Tensor, Tensor]):
-    """(cos, sin) of the patches, each (P, d); keeps the rows that were gathered last.
-
-    The layers of one frame share it, and with one selection per frame they all need the same
-    rows.
-    """
-
-    _last: tuple[Tensor, Tensor, Tensor] | None = None
-
-    def rotate(self, tokens: Tensor, index: Tensor, prefix: int) -> Tensor:
-        """Rotate the heads of q or k (B, M, H*d) of the tokens at `index` (B, M).
-
-        The first `prefix` tokens of the sequence are special tokens and are not rotated.
-        """
-        if self._last is None or self._last[0] is not index:
-            cos, sin = (
-                _after(prefix, fill, table) for fill, table in zip((1, 0), self, strict=True)
-            )
-            self._last = (index, cos[index][:, :, None], sin[index][:, :, None])
-        _, cos, sin = self._last  # (B, M, 1, d)
-        x = tokens.unflatten(-1, (-1, cos.shape[-1]))  # (B, M, H, d)
-        first, second = x.chunk(2, dim=-1)
-        return (x * cos + torch.cat((-second, first), dim=-1) * sin).flatten(-2)
-
-
 @dataclass
 class SharedRotary:
     """DINOv3's rotary embedding, giving the layers of one frame a shared `Rotary` in a stream.
@@ -229,8 +204,3 @@ def special_tokens(trunk: Foreign) -> tuple[int, int]:
 
     before = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
     return sum(map(count, before)), count("detection_tokens")
-
-
-def _after(prefix: int, fill: int, table: Tensor) -> Tensor:
-    """The table (P, d) with `prefix` rows of `fill` before it."""
-    return torch.cat([table.new_full((prefix, table.shape[1]), fill), table])

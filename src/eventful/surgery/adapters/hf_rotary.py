@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from eventful.rules.spec import BlockSpec, linear_cost
 from eventful.rules.step import Step
-from eventful.surgery.adapter import BlockCall, Foreign, per_head, refuse
+from eventful.surgery.adapter import BlockCall, Foreign, per_head, refuse, repeat_heads
 from eventful.surgery.adapters.hf_base import find, need, need_own_forward
 from eventful.surgery.adapters.hf_plain import HFPlain
+from eventful.surgery.adapters.rotary import SingleRotary
 from eventful.tokens.layout import TokenLayout
 
 
@@ -37,13 +37,13 @@ class HFRotary(HFPlain):
         size, heads = found.head_dim, found.heads
         norms = [find(attention, f"{name}_norm") or nn.Identity() for name in "qk"]
 
-        def qkv(x: Tensor, index: Tensor, rotary: Tables) -> tuple[Tensor, Tensor, Tensor]:
+        def qkv(x: Tensor, index: Tensor, rotary: SingleRotary) -> tuple[Tensor, Tensor, Tensor]:
             parts = [
                 per_head(norm, layer(x), layer.out_features // size)
                 for norm, layer in zip(norms, (query, key), strict=True)
             ]
             q, k = (rotary.rotate(part, index) for part in parts)
-            return q, _every_head(k, heads, size), _every_head(value(x), heads, size)
+            return q, repeat_heads(k, heads, size), repeat_heads(value(x), heads, size)
 
         scales = {
             field: getattr(block, name)
@@ -61,43 +61,14 @@ class HFRotary(HFPlain):
             given = next(arg for arg in args if isinstance(arg, tuple | list))
         call = self.read(spec, tuple(arg for arg in args if arg is not given), kwargs)
         tokens = step.layouts[spec.trunk].tokens
-        rotary = step.shared(("rotary", spec.trunk), lambda: Tables.of(given, tokens))
+        rotary = step.shared(("rotary", spec.trunk), lambda: _tables(given, tokens))
         return replace(call, positions=rotary)
 
 
-class Tables(tuple[Tensor, Tensor]):
-    """(cos, sin) of all tokens, each (N, d); keeps the rows that were gathered last."""
-
-    _last: tuple[Tensor, Tensor, Tensor] | None = None
-
-    @classmethod
-    def of(cls, given: Any, tokens: int) -> Tables:
-        """Tables for `tokens` tokens; those ahead of the first row are not rotated."""
-        cos, sin = (table.reshape(-1, table.shape[-1]) for table in given)
-        ahead = tokens - len(cos)
-        if ahead > 0:
-            cos = torch.cat([cos.new_ones(ahead, cos.shape[1]), cos])
-            sin = torch.cat([sin.new_zeros(ahead, sin.shape[1]), sin])
-        return cls((cos, sin))
-
-    def rotate(self, tokens: Tensor, index: Tensor) -> Tensor:
-        """Rotate the heads of q or k (B, M, H*d) of the tokens at `index` (B, M)."""
-        if self._last is None or self._last[0] is not index:
-            cos, sin = (table.float() for table in self)
-            self._last = (index, cos[index][:, :, None], sin[index][:, :, None])
-        _, cos, sin = self._last  # (B, M, 1, d)
-        x = tokens.unflatten(-1, (-1, cos.shape[-1])).float()  # (B, M, H, d)
-        first, second = x.chunk(2, dim=-1)
-        turned = torch.cat((-second, first), dim=-1)
-        return (x * cos + turned * sin).flatten(-2).type_as(tokens)
-
-
-def _every_head(tokens: Tensor, heads: int, size: int) -> Tensor:
-    """(B, M, h*d) to (B, M, H*d): keys or values that several heads share, once for each."""
-    copies = heads * size // tokens.shape[-1]
-    if copies == 1:
-        return tokens
-    return tokens.unflatten(-1, (-1, size)).repeat_interleave(copies, dim=-2).flatten(-2)
+def _tables(given: Any, tokens: int) -> SingleRotary:
+    """The tables for `tokens` tokens; those ahead of the first row are not rotated."""
+    rows = [table.reshape(-1, table.shape[-1]) for table in given]
+    return SingleRotary.after(tokens - len(rows[0]), rows)
 
 
 class HFVJepa(HFPlain):

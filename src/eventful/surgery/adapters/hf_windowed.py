@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from eventful.rules.relative import linear_tables
@@ -20,6 +19,7 @@ from eventful.surgery.adapters.hf_base import (
     need,
     need_own_forward,
 )
+from eventful.surgery.adapters.rotary import RotaryPairs
 from eventful.surgery.session import Session
 from eventful.tokens.layout import TokenLayout
 
@@ -149,23 +149,6 @@ class HFSam3(HFSam):
 
     def _grid(self, trunk: Foreign) -> tuple[int, int]:
         return self.layout(trunk, self.default_size(trunk)).grid
-
-
-class RotaryPairs(tuple[Tensor, Tensor]):
-    """(cos, sin) of all tokens, each (N, d), for neighbouring channels; keeps the rows gathered."""
-
-    _last: tuple[Tensor, Tensor, Tensor] | None = None
-
-    def rotate(self, tokens: Tensor, index: Tensor) -> Tensor:
-        """Rotate the heads of q or k (B, M, H*d) of the tokens at `index` (B, M)."""
-        if self._last is None or self._last[0] is not index:
-            cos, sin = self
-            self._last = (index, cos[index][:, :, None], sin[index][:, :, None])
-        _, cos, sin = self._last  # (B, M, 1, d)
-        x = tokens.unflatten(-1, (-1, cos.shape[-1])).float()  # (B, M, H, d)
-        first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
-        turned = torch.stack((-second, first), dim=-1).flatten(-2)
-        return (x * cos + turned * sin).flatten(-2).type_as(tokens)
 
 
 def _over_grid(table: Tensor, grid: tuple[int, int], window: tuple[int, int] | None) -> Tensor:

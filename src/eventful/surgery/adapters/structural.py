@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +15,29 @@ from eventful.errors import UnsupportedError
 from eventful.rules.spec import BlockSpec
 from eventful.rules.step import Step
 from eventful.surgery.adapter import Adapter, BlockCall, Foreign, Method, Mismatch
+from eventful.surgery.outputs import first_tensor
 from eventful.surgery.session import Session
 from eventful.surgery.structure.dryrun import (
+    Check,
     Facts,
     as_returned,
     extra_argument,
     facts_of,
-    loop_is_plain,
+    once_for_alike,
 )
-from eventful.surgery.structure.proof import described, structure_key
+from eventful.surgery.structure.fingerprint import Fingerprint, KeptFingerprint
+from eventful.surgery.structure.loop import loop_is_plain
+from eventful.surgery.structure.passed import pass_on, taken
+from eventful.surgery.structure.proof import described
 from eventful.surgery.structure.search import BlockList, block_lists
+from eventful.surgery.structure.state import BlockState
 from eventful.tokens.layout import TokenLayout
 
 NAME = "structure"
 
-# What dry runs found, by the first weight of the part that takes frames, and its structure.
-_facts: MutableMapping[Tensor, tuple[Hashable, list[Facts]]] = WeakTensorKeyDictionary()
+# What dry runs found, by the first weight of the part that takes frames, and its state.
+_facts: MutableMapping[Tensor, tuple[KeptFingerprint, list[list[str]], list[Facts]]]
+_facts = WeakTensorKeyDictionary()
 
 
 def structural_trunks(
@@ -65,12 +73,11 @@ def _block_names(model: nn.Module, blocks: BlockList) -> list[str]:
 
 def _facts_of(frames: nn.Module, lists: list[list[str]]) -> list[Facts]:
     """What a dry run finds; trees over the same weights, as `convert` makes them, share it."""
-    key = (structure_key(frames), tuple(map(tuple, lists)))
-    first = next(frames.parameters())
+    first, now = next(frames.parameters()), Fingerprint.of(frames)
     known = _facts.get(first)
-    if known is None or known[0] != key:
-        known = _facts[first] = (key, facts_of(frames, lists))
-    return known[1]
+    if known is None or known[1] != lists or not known[0].fits(now):
+        known = _facts[first] = (now.kept(), lists, facts_of(frames, lists))
+    return known[2]
 
 
 @dataclass(eq=False)
@@ -82,6 +89,8 @@ class StructuralTrunk(Adapter):
         path: of the list of blocks, relative to the part that takes frames.
         whole: whether the trunk is that part; otherwise it is the list.
         returns, spatial: see `Recipe`.
+        proven: checks blocks with numbers of tokens that are new.
+        states: of the blocks when they were described last.
     """
 
     facts: Facts
@@ -89,6 +98,10 @@ class StructuralTrunk(Adapter):
     whole: bool
     returns: int | None = None
     spatial: bool = False
+    proven: Check = field(default_factory=once_for_alike, repr=False)
+    states: MutableMapping[nn.Module, BlockState] = field(
+        default_factory=WeakKeyDictionary, repr=False
+    )
     name = NAME
 
     def learn(self, blocks: nn.Module) -> None:
@@ -100,6 +113,13 @@ class StructuralTrunk(Adapter):
                 continue
             self.returns, self.spatial = recipe.returns, recipe.spatial
             return
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "proven": None, "states": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.proven, self.states = once_for_alike(), WeakKeyDictionary()
 
     def matches(self, module: nn.Module) -> bool:
         """See `Adapter`; trunks are found by `structural_trunks` instead."""
@@ -117,8 +137,12 @@ class StructuralTrunk(Adapter):
         recipe = described(block)
         if self.facts.reason is not None:
             raise Mismatch(self.facts.reason)
+        for (_, known), reason in zip(self.blocks(trunk), self.facts.refused, strict=False):
+            if known is block and reason is not None:
+                raise Mismatch(reason)
         if (recipe.returns, recipe.spatial) != (self.returns, self.spatial):
             raise Mismatch("it takes or returns its tokens in another form than other blocks")
+        self.states[block] = BlockState(block, recipe)
         return recipe.spec(block)
 
     def layout(self, trunk: nn.Module, size: tuple[int, int]) -> TokenLayout:
@@ -137,14 +161,50 @@ class StructuralTrunk(Adapter):
                 f"`{extra}` was passed to a block inside a stream. The block was proven to work "
                 "on tokens alone; call the model outside the stream for this input."
             )
-        tokens = args[0] if args else next(v for v in kwargs.values() if isinstance(v, Tensor))
+        found = first_tensor((*args, *kwargs.values()))
+        assert found is not None
+        tokens = taken(found)
         return BlockCall(tokens.flatten(1, 2) if tokens.dim() == 4 else tokens)
+
+    def read_in(
+        self, step: Step, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> BlockCall:
+        """See `Adapter`; a number of tokens that is new is proven first."""
+        changed = self.states[spec.module].changed()
+        if changed is not None:
+            raise UnsupportedError(
+                f"The model set `{changed}` of its block {spec.name} in this call. A stream runs "
+                "parts of the block, which do not see it; call the model outside the stream."
+            )
+        step.constant(("proven", spec.name), lambda: self._prove(step, spec))
+        return self.read(spec, args, kwargs)
+
+    def _prove(self, step: Step, spec: BlockSpec) -> bool:
+        """Raise where a block does something else with as many tokens as there are now."""
+        layout = step.layouts[spec.trunk]
+        places = layout.grid if self.spatial else (layout.tokens,)
+        if layout == self.facts.layout(self.facts.size):
+            return True
+        reason = self.proven(spec.module, described(spec.module), (*places, spec.dim))
+        if reason is not None:
+            raise UnsupportedError(
+                f"{spec.name} cannot be used for frames of this size: {reason}. Use frames of "
+                f"{self.facts.size[0]} x {self.facts.size[1]} px, or an adapter "
+                "(docs/adapters.md)."
+            )
+        return True
 
     def write(self, tokens: Tensor, layout: TokenLayout | None, args: tuple[Any, ...]) -> Any:
         """See `Adapter`."""
         if self.spatial and layout is not None:
             tokens = tokens.unflatten(1, layout.grid)
         return as_returned(tokens, self.returns)
+
+    def write_in(self, step: Step, spec: BlockSpec, tokens: Tensor, args: tuple[Any, ...]) -> Any:
+        """See `Adapter`; between blocks, selected tokens are for the next block alone."""
+        if spec.trunk in step.compact and step.track is None:
+            return as_returned(pass_on(tokens), self.returns)
+        return super().write_in(step, spec, tokens, args)
 
     def watched(self, spec: BlockSpec, step: Step) -> bool:
         """Whether a hook, or anything but the next block, may see this block's output."""
@@ -192,8 +252,8 @@ class SequenceLoop:
 class ProvenLoop:
     """A trunk's forward; a dry run shows whether only the next block sees a block's output.
 
-    The dry run is made once for each kind of call. Where it shows that something else uses the
-    outputs, or cannot be made, every block returns all its tokens.
+    The dry run is made once for each kind of call and each size of frames. Where it shows that
+    something else uses the outputs, or cannot be made, every block returns all its tokens.
     """
 
     trunk: Foreign
@@ -205,7 +265,7 @@ class ProvenLoop:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The trunk's own forward."""
         step = self.session.step
-        if step is not None and step.config.gating == "frame" and self._plain(step, args, kwargs):
+        if step is not None and self._plain(step, args, kwargs):
             step.cache[_plain(self.name)] = True
         return type(self.trunk).forward(self.trunk, *args, **kwargs)
 
@@ -220,6 +280,8 @@ class ProvenLoop:
                 return False
             try:
                 known = loop_is_plain(self.trunk, self.names, args, kwargs)
+            except Mismatch as reason:
+                raise UnsupportedError(f"{reason}. Call the model outside the stream.") from reason
             except Exception:  # the trunk itself will raise what there is to say
                 known = False
             self.known[key] = known
@@ -232,7 +294,7 @@ class ProvenLoop:
 def _kind(value: object) -> Hashable | None:
     """What the path of a call through the code may depend on; None where that is not known."""
     if isinstance(value, Tensor):
-        return ("tensor", value.dim())
+        return ("tensor", tuple(value.shape), value.dtype, value.device)
     if isinstance(value, list | tuple):
         parts = tuple(map(_kind, value))
         return None if None in parts else parts

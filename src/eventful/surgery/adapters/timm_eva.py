@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from eventful.cost.counting import LinearCost
 from eventful.rules.spec import BlockSpec, QKVMap, TokenMap, linear_cost
-from eventful.surgery.adapter import BlockCall, Foreign, is_class
+from eventful.surgery.adapter import BlockCall, Foreign, is_class, repeat_heads
 from eventful.surgery.adapters.origin import forward_of, known_attention
 from eventful.surgery.adapters.timm_trunk import TimmTrunk, timm_spec
 from eventful.surgery.adapters.versions import normed, rotation, separate_bias
@@ -97,7 +97,7 @@ def _qkv(
         q, k = (part.type_as(v) for part in _rotate(attention, (q, k), index, rope))
     k = k.flatten(2)
     if key_heads < heads:  # grouped queries: each key head serves several query heads
-        k, v = (_repeat_heads(part, key_heads, heads // key_heads) for part in (k, v))
+        k, v = (repeat_heads(part, heads, q.shape[-1]) for part in (k, v))
     return q.flatten(2), k, v
 
 
@@ -156,8 +156,3 @@ def _rotate(
         return tuple(rotated)
     special = (index < prefix)[:, :, None, None]
     return tuple(torch.where(special, a, b) for a, b in zip(parts, rotated, strict=True))
-
-
-def _repeat_heads(tokens: Tensor, heads: int, times: int) -> Tensor:
-    """(B, M, h*d) to (B, M, h*times*d), the copies of a head side by side."""
-    return tokens.unflatten(-1, (heads, -1)).repeat_interleave(times, dim=2).flatten(2)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from eventful.surgery.adapter import Foreign, Mismatch
-from eventful.surgery.clones import bare_tree
-from eventful.surgery.structure.proof import described
-from eventful.surgery.structure.tape import first_tensor
+from eventful.surgery.clones import private_tree, same_random_state
+from eventful.surgery.outputs import first_tensor
+from eventful.surgery.structure.fingerprint import Alike, Fingerprint
+from eventful.surgery.structure.layouts import Span, spans, squared_change, start_of
+from eventful.surgery.structure.proof import described, differs_with, proven_arguments
+from eventful.surgery.structure.recipe import Recipe
+from eventful.surgery.structure.state import hide_written
 from eventful.tokens.layout import TokenLayout
 
 _SIZES = (224, 256, 384, 336, 518, 512, 448, 64, 32)
-_MIXED = 6  # most special tokens that depend on the frame, and one
 _SIZE_NAMES = ("img_size", "image_size", "input_size", "pretrain_image_size")
 
 
@@ -32,6 +33,7 @@ class Facts:
         size: frame (height, width) that they were found with.
         grid: of tokens for that size; (0, 0) where it is not known.
         reason: why they cannot be used; None if they can.
+        refused: why single blocks cannot be, in the order of the list; None for those that can.
     """
 
     size: tuple[int, int]
@@ -39,6 +41,7 @@ class Facts:
     prefix: int = 0
     suffix: int = 0
     reason: str | None = None
+    refused: tuple[str | None, ...] = ()
 
     def layout(self, size: tuple[int, int]) -> TokenLayout:
         """The layout for frames of another size."""
@@ -55,12 +58,25 @@ class Facts:
 
 @dataclass
 class _Seen:
-    """What the first block of a list got."""
+    """What a block got.
+
+    Attributes:
+        times: how many times it was called.
+        at: when it was called first, among the blocks.
+        extra: the name of an argument beside the tokens.
+        state: the name of an attribute that was set since the call of the model began.
+        refused: why its description does not hold for these tokens.
+    """
 
     tokens: Tensor | None = None
-    extra: str | None = None
     times: int = 0
-    differ: bool = False
+    at: int = -1
+    extra: str | None = None
+    state: str | None = None
+    refused: str | None = None
+
+
+Check = Callable[[nn.Module, Recipe, tuple[int, ...]], str | None]
 
 
 @dataclass
@@ -68,23 +84,36 @@ class Stub:
     """Stands for a block in a dry run: notes what it gets and passes the tokens on.
 
     Attributes:
-        returns: see `Recipe.returns`; False for a block that runs as it is.
+        recipe: None for a block that runs as it is.
+        clock: counts the calls of all blocks.
+        check: proves the description for the tokens that the block gets; None to leave it out.
     """
 
     block: nn.Module
-    returns: int | bool | None
+    recipe: Recipe | None
+    clock: Iterator[int]
+    check: Check | None = None
     seen: _Seen = field(default_factory=_Seen)
+
+    def __post_init__(self) -> None:
+        hide_written(self.block, self.recipe)
+        self.before = None if self.check is None else Fingerprint.of(self.block)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Take what the block takes, return what it returns."""
         seen = self.seen
         seen.times += 1
-        seen.tokens = first_tensor((*args, *kwargs.values()))
+        seen.at = next(self.clock) if seen.at < 0 else seen.at
+        tokens = seen.tokens = first_tensor((*args, *kwargs.values()))
         seen.extra = seen.extra or extra_argument(self.block, args, kwargs)
-        if self.returns is False:
+        if self.recipe is None:
             return type(self.block).forward(self.block, *args, **kwargs)
-        assert seen.tokens is not None
-        return as_returned(seen.tokens.clone(), self.returns)
+        assert tokens is not None
+        if self.check is not None and self.before is not None:
+            seen.state = seen.state or self.before.difference(Fingerprint.of(self.block))
+            # Here, in the model's own call: what it has set, anywhere, holds in the proof, too.
+            seen.refused = self.check(self.block, self.recipe, tuple(tokens.shape[1:]))
+        return as_returned(tokens.clone(), self.recipe.returns)
 
 
 def as_returned(tokens: Tensor, returns: int | None) -> Any:
@@ -93,48 +122,55 @@ def as_returned(tokens: Tensor, returns: int | None) -> Any:
 
 
 def extra_argument(block: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
-    """The name of an argument that says something beside the tokens; None without one."""
-    parameters = list(inspect.signature(type(block).forward).parameters.values())[1:]
-    names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-    defaults = {p.name: p.default for p in parameters}
-    given = dict(zip(names[1:], args[1:], strict=False))
-    given |= {name: value for name, value in kwargs.items() if not names or name != names[0]}
-    for name, value in given.items():
-        if value is None or value is False:
-            continue
-        if not isinstance(value, Tensor) and value is defaults.get(name):
-            continue
-        if isinstance(value, dict | tuple | list) and not value:
-            continue
-        return name
-    return None
+    """The name of an argument that says something beside the tokens; None without one.
+
+    An argument says nothing if it is what the proof passed, see `proven_arguments`.
+    """
+    proven = proven_arguments(block)
+    names = [*proven]
+    last = names[-1] if names else "tokens"
+    given = [(names[at] if at < len(names) else last, value) for at, value in enumerate(args)][1:]
+    given += [(name, value) for name, value in kwargs.items() if not names or name != names[0]]
+    return next((n for n, value in given if not _says_nothing(value, proven.get(n))), None)
+
+
+def _says_nothing(value: Any, proven: Any) -> bool:
+    if value is proven:
+        return True
+    if value is None or value is False:
+        return proven is None or proven is False
+    if isinstance(value, dict | tuple | list) and not value:
+        return proven is None or (type(proven) is type(value) and not proven)
+    plain = type(value) in (bool, int, float, str) and type(value) is type(proven)
+    return plain and bool(value == proven)
 
 
 def facts_of(frames: nn.Module, lists: Sequence[Sequence[str]]) -> list[Facts]:
-    """How the tokens of each list of blocks lie, by a dry run of the part that takes frames.
+    """How the tokens of each list of blocks lie, by dry runs of the part that takes frames.
 
     Args:
         lists: names of the blocks of each list, relative to `frames`.
     """
-    if not any(_returns(frames.get_submodule(n)) is not False for names in lists for n in names):
-        # No block can be described, so nothing is left to know.
-        return [Facts(_sizes(frames)[0])] * len(lists)
-    try:
-        size, seen = _first_run(frames, lists)
-    except Mismatch as reason:
-        return [Facts(_sizes(frames)[0], reason=str(reason))] * len(lists)
-    found = []
-    for one in seen:
+    unknown = Facts(_sizes(frames)[0])
+    if all(recipe_of(frames.get_submodule(n)) is None for names in lists for n in names):
+        return [unknown] * len(lists)  # no block can be described, so nothing is left to know
+    with same_random_state():
         try:
-            found.append(_facts(one, size))
+            size, stubs = _first_run(frames, lists)
         except Mismatch as reason:
-            found.append(Facts(size, reason=str(reason)))
-    return _ordered(frames, lists, found)
+            return [replace(unknown, reason=str(reason))] * len(lists)
+        found, probe = [], _Probe(frames, lists, size)
+        for at, one in enumerate(stubs):
+            try:
+                found.append(probe.placed(at, one))
+            except Mismatch as reason:
+                found.append(Facts(size, reason=str(reason)))
+        return _tried(frames, lists, found)
 
 
 def _first_run(
     frames: nn.Module, lists: Sequence[Sequence[str]]
-) -> tuple[tuple[int, int], list[_Seen]]:
+) -> tuple[tuple[int, int], list[list[Stub]]]:
     """Run two random frames of a size that the model takes."""
     error: Exception | None = None
     for size in _sizes(frames):
@@ -149,39 +185,41 @@ def _first_run(
     )
 
 
-def run_stubs(frames: nn.Module, lists: Sequence[Sequence[str]], pictures: Tensor) -> list[_Seen]:
-    """Run the part that takes frames with stubs for its blocks; what each list's first one got."""
-    twin = bare_tree(frames).eval()
-    firsts = []
-    for names in lists:
-        stubs = []
-        for name in names:
-            block = twin.get_submodule(name)
-            stubs.append(Stub(block, _returns(block)))
-            vars(block)["forward"] = stubs[-1]
-        firsts.append(stubs)
+def run_stubs(
+    frames: nn.Module,
+    lists: Sequence[Sequence[str]],
+    pictures: Tensor,
+    check: Check | None = None,
+) -> list[list[Stub]]:
+    """Run the part that takes frames with stubs for its blocks, which are returned."""
+    twin = twin_of(frames, lists)
+    clock = count()
+    made = [
+        [
+            Stub(twin.get_submodule(name), recipe_of(frames.get_submodule(name)), clock, check)
+            for name in names
+        ]
+        for names in lists
+    ]
+    for stub in (stub for stubs in made for stub in stubs):
+        vars(stub.block)["forward"] = stub
     with torch.no_grad():
         twin(pictures)
-    return [_joined([stub for stub in stubs if stub.returns is not False]) for stubs in firsts]
+    return made
 
 
-def _joined(stubs: list[Stub]) -> _Seen:
-    """What the first of a list's blocks that can be described got, and what is wrong of any."""
-    if not stubs:
-        return _Seen()
-    seen = stubs[0].seen
-    shapes = {None if stub.seen.tokens is None else stub.seen.tokens.shape for stub in stubs}
-    seen.times = max(stub.seen.times for stub in stubs)
-    seen.extra = next((stub.seen.extra for stub in stubs if stub.seen.extra), None)
-    seen.differ = len(shapes) > 1
-    return seen
+def twin_of(frames: nn.Module, lists: Sequence[Sequence[str]]) -> nn.Module:
+    """A copy of the part that takes frames, to be run with stubs for its blocks."""
+    blocks = [frames.get_submodule(name) for names in lists for name in names]
+    return private_tree(frames, shared=blocks).eval()
 
 
-def _returns(block: nn.Module) -> int | bool | None:
+def recipe_of(block: nn.Module) -> Recipe | None:
+    """The description of a block; None where there is none."""
     try:
-        return described(block).returns
+        return described(block)
     except Mismatch:
-        return False
+        return None
 
 
 def _pictures(frames: nn.Module, size: tuple[int, int], count: int) -> Tensor:
@@ -217,121 +255,115 @@ def _whole(side: object) -> bool:
     return isinstance(side, int) and side > 0
 
 
-def _facts(seen: _Seen, size: tuple[int, int]) -> Facts:
-    """The layout that follows from the tokens of two frames that differ everywhere."""
-    if seen.tokens is None:
+class _Probe:
+    """How much the tokens of each list change where parts of a frame are exchanged."""
+
+    def __init__(
+        self, frames: nn.Module, lists: Sequence[Sequence[str]], size: tuple[int, int]
+    ) -> None:
+        self.frames, self.lists, self.size = frames, lists, size
+        self.two = _pictures(frames, size, 2)
+        self.known: dict[bytes, list[Tensor]] = {}  # lists of one grid share their pictures
+
+    def placed(self, at: int, stubs: Sequence[Stub]) -> Facts:
+        """The layout of the tokens of a list."""
+        tokens = _checked(stubs)
+        for span in _spans(tokens, self.size):
+            start = start_of(span, self.size, partial(self.changes, at))
+            if start is not None:
+                after = tokens.flatten(1, -2).shape[1] - start - span.grid[0] * span.grid[1]
+                return Facts(self.size, span.grid, start, after)
+        raise Mismatch("its tokens do not lie row by row, each where its patch is in the frame")
+
+    def changes(self, at: int, pixels: Tensor) -> Tensor:
+        """See `layouts.Changes`, of the list at a place."""
+        key = pixels.numpy().tobytes()
+        if key not in self.known:
+            parts = torch.cat([torch.zeros_like(pixels[:1]), pixels])[:, None].to(self.two)
+            runs = run_stubs(self.frames, self.lists, torch.lerp(self.two[:1], self.two[1:], parts))
+            self.known[key] = [_change(_first(stubs)) for stubs in runs]
+        return self.known[key][at]
+
+
+def _change(stub: Stub) -> Tensor:
+    tokens = stub.seen.tokens
+    return torch.empty(0) if tokens is None else squared_change(tokens.flatten(1, -2))
+
+
+def _first(stubs: Sequence[Stub]) -> Stub:
+    """The first block of a list that can be described."""
+    return next((stub for stub in stubs if stub.recipe is not None), stubs[0])
+
+
+def _checked(stubs: Sequence[Stub]) -> Tensor:
+    """What the first block of a list got, if all of them are called as is expected."""
+    known = [stub.seen for stub in stubs if stub.recipe is not None]
+    if not known:
+        raise Mismatch("no block of its list can be described")
+    tokens = known[0].tokens
+    if tokens is None:
         raise Mismatch("it is not called on a frame")
-    if seen.times > 1:
+    if any(seen.times > 1 for seen in known):
         raise Mismatch("it is called more than once on a frame")
-    if seen.extra is not None:
-        raise Mismatch(f"it gets `{seen.extra}` beside its tokens")
-    if seen.differ:
+    extra = next((seen.extra for seen in known if seen.extra is not None), None)
+    if extra is not None:
+        raise Mismatch(f"it gets `{extra}` beside its tokens")
+    if any(seen.tokens is None for seen in known):
+        raise Mismatch("its list has blocks that are not called on a frame")
+    if len({seen.tokens.shape for seen in known if seen.tokens is not None}) > 1:
         raise Mismatch("its list has blocks with other numbers of tokens")
-    tokens = seen.tokens
+    order = [stub.seen.at for stub in stubs if stub.seen.at >= 0]
+    if order != sorted(order):
+        raise Mismatch("the blocks of its list are called in another order than they are listed")
     if tokens.dim() not in (3, 4) or len(tokens) != 2:
         raise Mismatch("its tokens do not come as (frames, tokens, channels)")
+    return tokens
+
+
+def _spans(tokens: Tensor, size: tuple[int, int]) -> list[Span]:
+    """Which of the tokens of two frames that differ everywhere may form a grid."""
     if tokens.dim() == 4:
-        return Facts(size, (tokens.shape[1], tokens.shape[2]))
+        return [Span((tokens.shape[1], tokens.shape[2]), range(1))]
     changed = (tokens[0] != tokens[1]).any(dim=-1).nonzero().flatten().tolist()
     if not changed:
         raise Mismatch("its tokens do not depend on the frame")
-    prefix, suffix = changed[0], tokens.shape[1] - 1 - changed[-1]
-    count = len(changed)
-    if prefix + count + suffix != tokens.shape[1]:
+    if changed[-1] - changed[0] + 1 != len(changed):
         raise Mismatch("special tokens lie between its patches")
-    # A special token that has seen the patches, in a block before, changes as they do.
-    for mixed in range(_MIXED):
-        height = round(math.sqrt((count - mixed) * size[0] / size[1]))
-        if height and (count - mixed) % height == 0:
-            width = (count - mixed) // height
-            if abs(width - height * size[1] / size[0]) < 1:
-                return Facts(size, (height, width), prefix + mixed, suffix)
-    raise Mismatch(f"{count} tokens of a frame of {size[0]} x {size[1]} px form no grid")
-
-
-def _ordered(frames: nn.Module, lists: Sequence[Sequence[str]], found: list[Facts]) -> list[Facts]:
-    """The facts, with a reason where tokens do not lie row by row.
-
-    Of each list, a frame is changed at the place of its second token, and one at the place of the
-    first token of its second row.
-    """
-    big = [i for i, one in enumerate(found) if one.reason is None and min(one.grid) > 1]
-    if not big:
-        return found
-    pictures = _pictures(frames, found[big[0]].size, 1).repeat(1 + 2 * len(big), 1, 1, 1)
-    for at, i in enumerate(big):
-        (height, width), (rows, columns) = found[i].size, found[i].grid
-        down, across = height // rows, width // columns
-        pictures[1 + 2 * at, :, :down, across : 2 * across] += 1
-        pictures[2 + 2 * at, :, down : 2 * down, :across] += 1
-    seen = run_stubs(frames, lists, pictures)
-    for at, i in enumerate(big):
-        tokens, first, columns = seen[i].tokens, found[i].prefix, found[i].grid[1]
-        assert tokens is not None
-        flat = tokens.flatten(1, -2)
-        beside, below = ((flat[1 + 2 * at + n] != flat[0]).any(dim=-1) for n in (0, 1))
-        if not (beside[first + 1] and below[first + columns]):
-            found[i] = Facts(found[i].size, reason="its tokens do not lie row by row")
+    found = list(spans(changed[0], len(changed), size))
+    if not found:
+        raise Mismatch(f"{len(changed)} tokens of a frame of {size[0]} x {size[1]} px form no grid")
     return found
 
 
-def loop_is_plain(
-    frames: nn.Module, names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]
-) -> bool:
-    """Whether a call of the part that takes frames passes each block's output to the next alone.
-
-    Args:
-        names: of the blocks, relative to `frames`.
-    """
-    twin = bare_tree(frames).eval()
-    watch = _Watch()
-    for at, name in enumerate(names):
-        block = twin.get_submodule(name)
-        vars(block)["forward"] = watch.stub(block, at, at + 1 == len(names))
-    with torch.no_grad(), watch:
-        result = twin(*args, **kwargs)
-    kept = any(output() is not None for output in watch.outputs)
-    del result
-    return watch.plain and not kept and watch.next == len(names)
+def _tried(frames: nn.Module, lists: Sequence[Sequence[str]], found: list[Facts]) -> list[Facts]:
+    """The facts, with reasons of blocks that do something else in the model than alone."""
+    usable = [one for one in found if one.reason is None]
+    if not usable:
+        return found
+    picture = _pictures(frames, usable[0].size, 1)
+    tried = run_stubs(frames, lists, picture, check=once_for_alike())
+    for at, stubs in enumerate(tried):
+        if found[at].reason is None:
+            found[at] = replace(found[at], refused=tuple(map(_reason, stubs)))
+    return found
 
 
-class _Watch(TorchFunctionMode):
-    """Notes where an output of a block, but for the last one's, is used outside the next block."""
+def _reason(stub: Stub) -> str | None:
+    if stub.seen.state is not None:
+        return f"the model sets its `{stub.seen.state}` when it is called"
+    return stub.seen.refused
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.plain = True
-        self.next = 0
-        self.inside = False
-        self.outputs: list[ref[Tensor]] = []
 
-    def stub(self, block: nn.Module, at: int, last: bool) -> Callable[..., Any]:
-        """The forward of the block at a place in the list."""
-        returns = _returns(block)
+def once_for_alike() -> Check:
+    """A check that blocks which differ in their weights alone share."""
+    known: Alike[str] = Alike()
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            tokens = first_tensor((*args, *kwargs.values()))
-            assert tokens is not None
-            before = self.outputs[-1]() if self.outputs else None
-            self.plain &= self.next == at and (at == 0 or tokens is before)
-            self.next = at + 1
-            self.inside = True
-            made = tokens.clone()
-            self.inside = False
-            if not last:
-                self.outputs.append(ref(made))
-            assert returns is not False
-            return as_returned(made, returns)
+    def check(block: nn.Module, recipe: Recipe, shape: tuple[int, ...]) -> str | None:
+        now = Fingerprint.of(block)
+        found = known.get(now, shape)
+        if found is None:
+            found = differs_with(block, recipe, shape) or ""
+            known.put(now, found, shape)
+        return found or None
 
-        return forward
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if not self.inside and getattr(func, "__name__", "") != "__get__":
-            known = {id(output()) for output in self.outputs} - {id(None)}
-            values = [*args, *kwargs.values()]
-            flat = [e for v in values for e in (v if isinstance(v, tuple | list) else [v])]
-            self.plain &= not any(id(value) in known for value in flat)
-        return func(*args, **kwargs)
+    return check

@@ -7,106 +7,112 @@ at zero hides the order of q, k and v.
 
 from __future__ import annotations
 
-import copy
 import inspect
+import math
+import random
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from eventful.rules.spec import BlockSpec
 from eventful.surgery.adapter import Foreign, Mismatch
 from eventful.surgery.adapters.origin import forward_of
-from eventful.surgery.clones import bare_tree, own_forward
+from eventful.surgery.clones import own_forward, same_random_state
+from eventful.surgery.outputs import first_tensor
+from eventful.surgery.structure.fingerprint import Alike, Fingerprint, KeptFingerprint
 from eventful.surgery.structure.recipe import Recipe
-from eventful.surgery.structure.roles import recipes
+from eventful.surgery.structure.roles import recipes, returned_length
 from eventful.surgery.structure.suspects import suspects
-from eventful.surgery.structure.tape import first_tensor, record
+from eventful.surgery.structure.tape import record
+from eventful.surgery.structure.twins import generator, healthy_twin, louder
 
 _TOLERANCE = 1e-5
-_GRID = (3, 5)  # tokens of the proof; a number that is unlikely to be one of channels or heads
+_ROUNDED = 1e-3  # in single precision: it shows that dtypes have no code of their own
+_GRID = (3, 5)  # tokens of the recorded run; unlikely to be a number of channels or heads
+_OTHER = (5, 2)  # tokens of the other runs
 _BATCH = 2
+# Weights, and tokens, times these: clamps and caps show at large values alone. Of q and k it is
+# less, or every softmax would be of one key, whatever the others are.
+_LOUD, _LOUD_SCORES = 64.0, 8.0
+_ROWS = 512  # queries whose attention is computed at once
+_MOST_KEPT = 4  # verdicts for one weight: its block before and after changes of settings
 # Arguments of a block that switch something on, or may be None.
 _FREE = ("mask", "output_", "use_cache", "past_key", "return_", "cache", "bias", "causal", "drop")
 
-_known: dict[Hashable, Recipe | str] = {}
+Call = Callable[[nn.Module, Tensor], Any]
+
+# Verdicts by the first weight of a block; and by what blocks share besides weights, as a hint.
+_known: MutableMapping[Tensor, list[tuple[KeptFingerprint, Recipe | str]]]
+_known = WeakTensorKeyDictionary()
+_alike: Alike[Recipe | str] = Alike()
 _lock = threading.Lock()
 
 
 def described(block: nn.Module) -> Recipe:
-    """The proven description of a block; blocks of one structure are proven once.
+    """The proven description of a block. Every block is proven, and again when it has changed.
 
     Raises:
         Mismatch: there is none; the message says why.
     """
-    key = structure_key(block)
+    first = next(block.parameters(), None)
+    if first is None:
+        raise Mismatch("it has no linear layers")
+    now = Fingerprint.of(block)
     with _lock:
-        known = _known.get(key)
+        kept = _known.get(first, [])
+        known = next((verdict for before, verdict in kept if before.fits(now)), None)
     if known is None:
-        try:
-            with _disable_current_modes():  # one of them may leave the arithmetic out
-                known = _describe(block)
-        except Mismatch as reason:
-            known = f"{reason}{suspects(block)}"
+        known = _verdict(block, now)
         with _lock:
-            _known[key] = known
+            _known[first] = [(now.kept(), known), *_known.get(first, [])][:_MOST_KEPT]
     if isinstance(known, str):
         raise Mismatch(known)
     return known
 
 
-def structure_key(block: nn.Module) -> Hashable:
-    """What the description of a block depends on: classes, shapes and settings, not weights."""
-    return tuple(
-        (
-            name,
-            type(module),
-            forward_of(module) != "",
-            tuple(
-                (key, None if value is None else tuple(value.shape))
-                for key, value in (*module._parameters.items(), *module._buffers.items())
-            ),
-            _settings(module),
-        )
-        for name, module in block.named_modules()
-    )
+def _verdict(block: nn.Module, now: Fingerprint) -> Recipe | str:
+    """The description, or the reason why there is none.
+
+    The description of a block that differs in its weights alone is tried first. If that block was
+    refused, so is this one.
+    """
+    with _lock:
+        hint = _alike.get(now)
+    if isinstance(hint, str):
+        return hint
+    found: Recipe | str
+    try:
+        # One of the modes may leave the arithmetic out.
+        with _disable_current_modes(), same_random_state(), torch.no_grad():
+            found = _describe(block, hint)
+    except Mismatch as reason:
+        found = f"{reason}{suspects(block)}"
+    with _lock:
+        _alike.put(now, found)
+    return found
 
 
-def _settings(module: nn.Module) -> Hashable:
-    """Numbers, flags and functions among a module's attributes; dropout does nothing here."""
-    if "drop" in type(module).__name__.lower():
-        return ()
-    found: list[Hashable] = []
-    for key, value in vars(module).items():
-        if key in ("training", "forward") or key.startswith("_"):
-            continue
-        parts = value if isinstance(value, tuple) else (value,)
-        if all(part is None or isinstance(part, bool | int | float | str) for part in parts):
-            found.append((key, value))
-        elif hasattr(value, "_attn_implementation"):
-            found.append((key, type(value), value._attn_implementation))
-        elif callable(value):
-            found.append((key, getattr(value, "__qualname__", type(value).__qualname__)))
-    return tuple(found)
-
-
-def _describe(block: nn.Module) -> Recipe:
+def _describe(block: nn.Module, hint: Recipe | None) -> Recipe:
     replaced = [type(m).__name__ for m in block.modules() if forward_of(m) == "" and not _lent(m)]
     if replaced:
         raise Mismatch(f"the forward of its {replaced[0]} was replaced")
     call = _caller(block)
     dim = _dim(block)
-    try:
-        twin = healthy_twin(block)
-    except Exception as error:  # whatever a library raises in a copy or a change of dtype
-        raise Mismatch(f"a copy of it cannot be made for the proof: {_said(error)}") from error
+    twin = _twin(block)
+    if hint is not None and difference(twin, hint, call) <= _TOLERANCE:
+        return hint
+    fresh = Fingerprint.of(twin)
     reasons: list[Mismatch] = []
     for shape in ((_BATCH, _GRID[0] * _GRID[1], dim), (_BATCH, *_GRID, dim)):
-        tokens = torch.randn(shape, generator=_generator(1), dtype=torch.float64)
+        tokens = torch.randn(shape, generator=generator(1), dtype=torch.float64)
+        given = tokens.clone()
         try:
             tape = record(twin, partial(call, twin, tokens), tokens)
         except Exception as error:  # the block's own code on tokens it may not take
@@ -117,8 +123,50 @@ def _describe(block: nn.Module) -> Recipe:
         if tape.output.shape != tokens.shape:
             reasons.append(Mismatch(f"it makes {_shape(tape.output)} of {_shape(tokens)}"))
             continue
-        return _first_proven(twin, recipes(twin, tape), call)
+        if not torch.equal(tokens, given):
+            raise Mismatch("it writes into the tokens it gets")
+        writes = tuple(fresh.differences(Fingerprint.of(twin)))
+        found = _first_proven(twin, recipes(twin, tape), call, tape.masked)
+        return replace(found, writes=writes)
     raise reasons[0]
+
+
+def _twin(block: nn.Module) -> nn.Module:
+    try:
+        return healthy_twin(block)
+    except Exception as error:  # whatever a library raises in a copy or a change of dtype
+        raise Mismatch(f"a copy of it cannot be made for the proof: {_said(error)}") from error
+
+
+def differs_with(block: nn.Module, recipe: Recipe, shape: tuple[int, ...]) -> str | None:
+    """Why a block's description does not hold for tokens of a shape; None if it does.
+
+    Args:
+        shape: without the batch: (N, D), or (h, w, D).
+    """
+    try:
+        with _disable_current_modes(), same_random_state(), torch.no_grad():
+            twin, call, tokens = _twin(block), _caller(block), _tokens(recipe, shape[:-1], 5)[:1]
+            off = _off(twin, recipe, _own(twin, recipe, call, tokens), tokens)
+            single, few = twin.float(), _tokens(recipe, _OTHER, 2).float()
+            rounded = _off(single, recipe, _own(single, recipe, call, few), few)
+    except Mismatch as reason:
+        return str(reason)
+    if not off <= _TOLERANCE:
+        tokens_given = " x ".join(map(str, shape[:-1]))
+        return (
+            f"with {tokens_given} tokens, as in the model, {_found(off)} what attention over all "
+            f"of them gives, computed from its parts{suspects(block)}"
+        )
+    if not rounded <= _ROUNDED:
+        return f"in single precision {_found(rounded)} what its parts give{suspects(block)}"
+    return None
+
+
+def _found(off: float) -> str:
+    if math.isinf(off):
+        return "it does not run, or returns something else than"
+    return f"it differs by {off:.1e} of the largest value from"
 
 
 def _lent(module: nn.Module) -> bool:
@@ -143,41 +191,82 @@ def _shape(tensor: Tensor) -> str:
 
 
 def _first_proven(
-    twin: nn.Module, candidates: Any, call: Callable[[nn.Module, Tensor], Any]
+    twin: nn.Module, candidates: Iterator[Recipe], call: Call, masked: bool
 ) -> Recipe:
     """The first description that computes what the block computes."""
-    least = float("inf")
+    least = math.inf
     for recipe in candidates:
         off = difference(twin, recipe, call)
         if off <= _TOLERANCE:
-            found: Recipe = recipe
-            return found
+            return recipe
         least = min(least, off)
-    if least == float("inf"):
+    if least == math.inf:
         raise Mismatch("the widths of its q, k and v do not fit its heads")
     raise Mismatch(
         "norms, q, k, v, softmax attention, projection and MLP, computed from its parts, differ "
         f"from its own forward by {least:.1e} of the largest value on random tokens"
+        + (". Its attention gets a mask or a bias" if masked else "")
     )
 
 
-def difference(twin: nn.Module, recipe: Recipe, call: Callable[[nn.Module, Tensor], Any]) -> float:
+def difference(twin: nn.Module, recipe: Recipe, call: Call) -> float:
     """How far the description is from the block on random tokens, relative to the largest value.
 
-    The maps are run on some tokens at a time: a map that mixes tokens is found out.
+    Once with values of usual size, then with large ones, where activations reach their limits.
+
+    Raises:
+        Mismatch: the block depends on random numbers, or on earlier calls.
     """
-    grid = (_GRID[1], _GRID[0] + 1)  # another number of tokens than that of the recorded run
-    shape = (_BATCH, *grid, recipe.dim) if recipe.spatial else (_BATCH, 17, recipe.dim)
-    tokens = torch.randn(shape, generator=_generator(2), dtype=torch.float64)
+    tokens = _tokens(recipe, _OTHER, 2)
+    tokens[:, 1] = 0  # as padding is
+    drawn = torch.get_rng_state(), random.getstate()
+    first = _own(twin, recipe, call, tokens)
+    if not torch.equal(torch.get_rng_state(), drawn[0]) or random.getstate() != drawn[1]:
+        raise Mismatch("it draws random numbers, also in evaluation mode")
+    if first is None:
+        raise Mismatch(f"it does not run on {_shape(tokens)} tokens as it does on more")
+    off = _off(twin, recipe, first, tokens)
+    if not off <= _TOLERANCE:
+        return off
+    before = Fingerprint.of(twin).without_weights()
+    large = _tokens(recipe, _OTHER, 3) * _LOUD
+    with louder(twin, lambda name: _LOUD_SCORES if name.startswith(recipe.qkv) else _LOUD):
+        off = max(off, _off(twin, recipe, _own(twin, recipe, call, large), large))
+    again = _own(twin, recipe, call, tokens)
+    if again is None or not torch.equal(first, again):
+        raise Mismatch("it gives another result when it is called again with the same tokens")
+    changed = before.difference(Fingerprint.of(twin).without_weights())
+    if changed is not None:
+        raise Mismatch(f"its `{changed}` changes with every call")
+    return off
+
+
+def _tokens(recipe: Recipe, grid: tuple[int, ...], seed: int) -> Tensor:
+    """Random tokens; a grid of them is flat for blocks that take them so."""
+    places = grid if recipe.spatial else (math.prod(grid),)
+    shape = (_BATCH, *places, recipe.dim)
+    return torch.randn(shape, generator=generator(seed), dtype=torch.float64)
+
+
+def _own(twin: nn.Module, recipe: Recipe, call: Call, tokens: Tensor) -> Tensor | None:
+    """What the block itself makes of tokens; None if it does not take them."""
     try:
-        with torch.no_grad():
-            expected = first_tensor(call(twin, tokens))
-            got = computed(recipe.spec(twin), tokens.flatten(1, -2))
+        result = call(twin, tokens.clone())
+        return first_tensor(result) if returned_length(result) == recipe.returns else None
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, Mismatch):
+        return None
+
+
+def _off(twin: nn.Module, recipe: Recipe, own: Tensor | None, tokens: Tensor) -> float:
+    """How far the description is from the block's own result, relative to the largest value."""
+    if own is None or own.shape != tokens.shape:
+        return math.inf
+    try:
+        got = computed(recipe.spec(twin), tokens.flatten(1, -2)).reshape(own.shape)
     except (RuntimeError, ValueError, TypeError):
-        return float("inf")
-    assert expected is not None
-    expected = expected.reshape(got.shape)
-    return float((got - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+        return math.inf
+    off = float((got - own).abs().max() / own.abs().max().clamp_min(1e-30))
+    return math.inf if math.isnan(off) else off
 
 
 def computed(spec: BlockSpec, x: Tensor) -> Tensor:
@@ -189,34 +278,19 @@ def computed(spec: BlockSpec, x: Tensor) -> Tensor:
         torch.cat(part, dim=1).unflatten(-1, (spec.heads, spec.head_dim)).transpose(1, 2)
         for part in zip(*qkv, strict=True)
     )
-    weights = (q @ k.transpose(-1, -2) * spec.scale).softmax(dim=-1)
-    attended = (weights @ v).transpose(1, 2).flatten(2)
+    attended = torch.cat(
+        [
+            (rows @ k.transpose(-1, -2) * spec.scale).softmax(dim=-1) @ v
+            for rows in q.split(_ROWS, dim=2)
+        ],
+        dim=2,
+    )
+    attended = attended.transpose(1, 2).flatten(2)
     results = []
     for (tokens, _), (begin, end) in zip(parts, ((0, 4), (4, x.shape[1])), strict=True):
         y = tokens + spec.projected(attended[:, begin:end])
         results.append(y + spec.transformed(spec.norm2(tokens if spec.parallel else y)))
     return torch.cat(results, dim=1)
-
-
-def healthy_twin(block: nn.Module) -> nn.Module:
-    """A copy on the CPU in double precision whose random weights are all of usual size."""
-    twin = copy.deepcopy(bare_tree(block)).to(device="cpu", dtype=torch.float64).eval()
-    make = _generator(0)
-    with torch.no_grad():
-        for name, weight in twin.named_parameters():
-            weight.requires_grad_(False)
-            noise = torch.randn(weight.shape, generator=make, dtype=weight.dtype)
-            if weight.dim() > 1 and min(weight.shape) > 1:
-                weight.copy_(noise * weight[0].numel() ** -0.5)
-            elif name.rpartition(".")[2].endswith("bias"):
-                weight.copy_(0.2 * noise)
-            else:  # of a norm, or a layer scale
-                weight.copy_(1 + 0.2 * noise)
-    return twin
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def _dim(block: nn.Module) -> int:
@@ -229,16 +303,30 @@ def _dim(block: nn.Module) -> int:
     raise Mismatch("it has no linear layers")
 
 
-def _caller(block: Foreign) -> Callable[[nn.Module, Tensor], Any]:
+def proven_arguments(block: nn.Module) -> dict[str, Any]:
+    """What the proof passes for each argument of a block's forward; the first is the tokens."""
+    found: dict[str, Any] = {}
+    for parameter in list(inspect.signature(type(block).forward).parameters.values())[1:]:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        known = parameter.default is not parameter.empty
+        off = False if parameter.name.startswith("output_") else None
+        found[parameter.name] = parameter.default if known else off
+    return found
+
+
+def _caller(block: Foreign) -> Call:
     """Calls a block with tokens alone; raises `Mismatch` for an argument it needs beside them."""
-    parameters = list(inspect.signature(type(block).forward).parameters.values())[1:]
-    empty: dict[str, bool | None] = {}
-    for parameter in parameters[1:]:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        if parameter.default is not parameter.empty:
-            continue
-        if not any(word in parameter.name for word in _FREE):
-            raise Mismatch(f"its forward needs `{parameter.name}` beside the tokens")
-        empty[parameter.name] = False if parameter.name.startswith("output_") else None
+    parameters = list(inspect.signature(type(block).forward).parameters.values())[2:]
+    needed = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.default is parameter.empty
+    ]
+    for name in needed:
+        if not any(word in name for word in _FREE):
+            raise Mismatch(f"its forward needs `{name}` beside the tokens")
+    passed = proven_arguments(block)
+    empty = {name: passed[name] for name in needed}
     return lambda module, tokens: module(tokens, **empty)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from eventful.cost.counting import LinearCost
 from eventful.rules.spec import BlockSpec, QKVMap, TokenMap, linear_cost
-from eventful.surgery.adapter import per_head
+from eventful.surgery.adapter import per_head, repeat_heads
 
 Form = Literal["pre", "post", "parallel"]
 
@@ -60,6 +60,7 @@ class Recipe:
         project_scale, mlp_scale: parameters that are layer scales.
         spatial: whether tokens come as (B, h, w, D).
         returns: how many entries the block's tuple has; None for a tensor.
+        writes: attributes that the block's own forward sets, such as attention maps.
     """
 
     dim: int
@@ -79,6 +80,7 @@ class Recipe:
     mlp_scale: str | None = None
     spatial: bool = False
     returns: int | None = None
+    writes: tuple[str, ...] = ()
 
     def spec(self, block: nn.Module) -> BlockSpec:
         """The spec of a block that this describes."""
@@ -106,6 +108,15 @@ class Recipe:
             mlp_scale=scales[1],
             parallel=self.form == "parallel",
         )
+
+    def called(self) -> set[str]:
+        """Names of the parts that run their own forward in a stream; the others do not."""
+        names: set[str | None] = {self.norm1, self.norm2, *self.norms}
+        for name in (*self.project, *self.mlp):
+            names |= {name.gate, name.up} if isinstance(name, Gated) else {name}
+        if self.biases is None:
+            names |= set(self.qkv)
+        return {name for name in names if name is not None and name[:1] != "@"}
 
     def _qkv(self, block: nn.Module) -> QKVMap:
         layers = self._layers(block)
@@ -166,15 +177,6 @@ def unpack(packed: Tensor, heads: int, size: int, packing: str) -> tuple[Tensor,
         parts = packed.unflatten(-1, (size, 3, heads)).transpose(-1, -3).unbind(-2)
     q, k, v = (part.flatten(-2) for part in parts)
     return q, k, v
-
-
-def repeat_heads(tokens: Tensor, heads: int, size: int) -> Tensor:
-    """(B, M, h*d) to (B, M, H*d): the copies of a key head side by side."""
-    width = tokens.shape[-1]
-    if width == heads * size:
-        return tokens
-    times = heads * size // width
-    return tokens.unflatten(-1, (-1, size)).repeat_interleave(times, dim=-2).flatten(-2)
 
 
 def _normed(norm: nn.Module, tokens: Tensor, size: int) -> Tensor:

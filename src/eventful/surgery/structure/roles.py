@@ -260,7 +260,7 @@ class _Roles:
                     project_scale=scales[0],
                     mlp_scale=scales[1],
                     spatial=x.dim() == 4,
-                    returns=_returned(self.tape.returned),
+                    returns=returned_length(self.tape.returned),
                 )
         raise Mismatch(
             "its residual sums are not tokens + attention and then + MLP, with or without norms"
@@ -364,7 +364,7 @@ class _Roles:
         return left[1].start if len(left) > 1 else left[0].end + 10**9
 
 
-def _returned(result: Any) -> int | None:
+def returned_length(result: Any) -> int | None:
     """The length of the tuple that a block returned; None for a tensor."""
     if isinstance(result, Tensor):
         return None

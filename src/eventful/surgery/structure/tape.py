@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from eventful.surgery.outputs import first_tensor
+
 _SDPA = F.scaled_dot_product_attention
 _SOFTMAX = (torch.softmax, F.softmax, Tensor.softmax)
 
@@ -186,17 +188,6 @@ def _has_activation(module: nn.Module) -> bool:
     # An MLP may have `in_features`, too; what stands for a linear layer holds one or wraps one.
     linears = [m for m in module.modules() if isinstance(m, nn.Linear) and m is not module]
     return bool(linears) and not hasattr(module, "base_layer")
-
-
-def first_tensor(value: Any) -> Tensor | None:
-    """A tensor, or the first one of a sequence or a mapping."""
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, tuple | list):
-        return next((entry for entry in value if isinstance(entry, Tensor)), None)
-    return None
 
 
 def same(one: Tensor | None, two: Tensor | None) -> bool:
