@@ -23,8 +23,16 @@ settings.register_profile("eventful", deadline=None)
 settings.load_profile("eventful")
 
 
+@pytest.hookimpl(tryfirst=True)  # ahead of the choice by marks
 def pytest_collection_modifyitems(items):
-    """The longest test first: at the end, one of the two processes would wait for it."""
+    """Of large products some cases run by default, so that each value meets some of the others.
+
+    The longest test is first: at the end, one of the two processes would wait for it.
+    """
+    for item in items:
+        turn = item.get_closest_marker("in_turn")
+        if turn and sum(item.callspec.indices.values()) % turn.args[0]:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: "test_interpreter.py" not in item.nodeid)
 
 

@@ -25,6 +25,7 @@ def dense_on_buffers(stream, heads, scale):
     return ops.join_heads(scores.softmax(-1) @ v), float(scores.abs().max())
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize(("gain", "least"), [(1.0, 0.3), (17.0, 120)], ids=["mild", "one-hot"])
 @pytest.mark.parametrize("policy", [TopFraction(0.2), Threshold(1.0)], ids=["top", "threshold"])
 def test_exact_equals_dense_attention_over_1000_frames(gain, least, policy):

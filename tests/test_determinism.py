@@ -19,6 +19,7 @@ def outputs(config, ms):
         return [stream(frame) for frame in clip_of([0.1, 0.1, 0.1, 0.6, 0.6, 0.3, 0.1, 0.1] * 2)]
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("preset", ["fast", "exact"])
 @pytest.mark.parametrize("policy", [None, Threshold(1.0), TopR(90)], ids=str)
 def test_does_not_depend_on_the_speed_of_the_machine(path, preset, policy, tmp_path, monkeypatch):

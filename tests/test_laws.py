@@ -132,6 +132,7 @@ def test_all_tokens_stays_dense_under_every_rule(flow, rule):
     check_dense(flow, rule(TopR(10**6)), frames=100)
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("name", ["timm/vit", "timm/sam", "hf/vitdet"])
 def test_all_tokens_with_pooling_is_the_pooled_model(name, rule):
     """Pooling changes the model, so dense means: recomputed whole at every frame."""
@@ -205,6 +206,7 @@ def test_state_dict_keys_and_weights_are_shared_both_ways(entry):
     assert torch.equal(run(entry, converted, frame), run(entry, make(entry), frame))
 
 
+@pytest.mark.in_turn(2)
 def test_interleaved_streams_equal_separate_ones(entry, preset):
     config = preset(TopFraction(0.3))
     model = eventful.convert(made(entry), config)
@@ -236,6 +238,7 @@ def check_snapshot(entry, config, path):
         assert torch.equal(run(entry, resumed, frame), run(entry, straight, frame))
 
 
+@pytest.mark.in_turn(2)
 def test_a_snapshot_goes_on_as_if_never_stopped(entry, preset, tmp_path):
     check_snapshot(entry, preset(NoiseThreshold()), tmp_path / "stream.safetensors")
 
@@ -268,6 +271,7 @@ def check_batch(entry, config):
     assert ragged
 
 
+@pytest.mark.in_turn(3)
 def test_a_batch_equals_single_streams(entry, preset):
     check_batch(entry, preset(Threshold(1.0)))
 
@@ -297,6 +301,7 @@ def test_streams_of_a_batch_keep_their_own_policies(flow):
 CONVERGE = ("tokenwise", "delta-qk", "exact")
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("name", CONVERGE)
 def test_after_motion_stops_the_reference_rules_reach_dense(entry, name):
     model = made(entry)

@@ -88,6 +88,7 @@ def never(monkeypatch):
     monkeypatch.setattr("eventful.engine.widths.WORTH", 0.0)
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_padded_rows(family, options, device, rows_seen, monkeypatch):

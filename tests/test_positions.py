@@ -139,6 +139,7 @@ def close(got: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
     assert (got - expected).abs().max() <= tolerance * expected.abs().max()
 
 
+@pytest.mark.in_turn(2)
 def test_nothing_is_resized_after_the_first_frames(subject, steps):
     stream = subject.stream()
     clip = subject.clip(6)
@@ -196,6 +197,7 @@ def position_tables(model: nn.Module) -> list[nn.Parameter]:
     ]
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("seen", [True, False], ids=["in place", "through data"])
 def test_new_weights_bring_new_tables(subject, steps, seen):
     stream = subject.stream(TopR(10_000))
@@ -213,6 +215,7 @@ def test_new_weights_bring_new_tables(subject, steps, seen):
         close(subject.run(stream, frame), subject.run(subject.model, frame))
 
 
+@pytest.mark.in_turn(2)
 def test_two_sizes_at_a_time(subject, steps):
     size = other_size(subject)
     if size is None:

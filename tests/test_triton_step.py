@@ -13,7 +13,7 @@ from eventful.tokens.packing import Packing
 
 GRID = (2, 4)  # matching one token that moves takes the interpreter 0.3 s
 SIZE = (16 * GRID[0], 16 * GRID[1])
-FRAMES = 4
+FRAMES = 3
 
 
 @pytest.fixture

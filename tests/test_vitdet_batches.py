@@ -193,6 +193,7 @@ def padded_as_lists(found: boxes.Padded) -> list[Tensor]:
     return [part[valid] for part, valid in zip(found.boxes, found.valid, strict=True)]
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize(
     "case", ["random", "ties", "all equal", "not finite", "outside", "crowded"]
 )

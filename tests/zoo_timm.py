@@ -109,14 +109,17 @@ ZOO: dict[str, Entry] = {
         size=(40, 24),
     ),
     "vit_unfused": Entry(unfused),
-    "vit_postnorm": Entry(plain(block_fn=vit.ResPostBlock, scale_attn_norm=True)),
+    # Branches that are normalised add as much as the tokens hold, and their rounding with it.
+    "vit_postnorm": Entry(plain(block_fn=vit.ResPostBlock, scale_attn_norm=True), still="model"),
     "dinov2": Entry(named("vit_giant_patch14_reg4_dinov2", global_pool="")),
     "clip": Entry(named("vit_base_patch16_clip_quickgelu_224", global_pool="")),
     "siglip": Entry(named("vit_base_patch16_siglip_224")),
     "deit_distilled": Entry(named("deit_tiny_distilled_patch16_224")),
     "eva02": Entry(rotary(qkv_fused=False, swiglu_mlp=True, scale_mlp=True, scale_attn_inner=True)),
     "eva_mixed": Entry(rotary(rope_type="mixed", num_reg_tokens=2, init_values=0.5)),
-    "eva_postnorm": Entry(rotary(use_post_norm=True, class_token=False, swiglu_mlp=True)),
+    "eva_postnorm": Entry(
+        rotary(use_post_norm=True, class_token=False, swiglu_mlp=True), still="model"
+    ),
     "eva_grouped": Entry(
         rotary(attn_type="rope", num_kv_heads=1, qkv_fused=False, qk_norm=True, num_reg_tokens=1)
     ),

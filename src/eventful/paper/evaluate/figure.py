@@ -92,7 +92,10 @@ def draw_tradeoff(report: Report, path: Path) -> list[Path]:
 def _line(row: Row) -> str:
     if row.preset == SKIP:
         return "Frame skipping at equal cost"
-    return row.label if row.tuned_r is None else f"{row.label}, tuned at r = {row.tuned_r}"
+    if row.tuned_r is None:
+        return row.label
+    label = row.label if "tuned" in row.label.lower() else f"{row.label}, tuned"
+    return f"{label} at r = {row.tuned_r}"
 
 
 def _panel(
