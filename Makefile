@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest lint bench wheel clean
+.PHONY: help setup demo test test-oldest lint docs bench wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,15 @@ test-oldest: $(OLDEST)/.installed  ## tests of core and adapters with the oldest
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(OLDEST)/bin/python -m pytest -q -n 2 --dist loadfile \
 		-p oldest $(OLDEST_TESTS)
 
+# The tools of the documentation and of the notebook, which the default tests do not need.
+$(VENV)/.docs-installed: $(STAMP)
+	$(PIP) --no-build-isolation -e ".[docs]"
+	touch $@
+
+docs: $(VENV)/.docs-installed  ## the documentation as a site into site/, with links checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "Open site/index.html. With search: $(BIN)/python -m http.server -d site"
+
 bench: $(STAMP)  ## measure the presets into benchmarks/results/, with device, versions and commit
 	$(BIN)/python -m benchmarks.record
 
@@ -62,5 +71,5 @@ wheel: $(STAMP)  ## build into dist/, install into a new environment, check it t
 	$(BIN)/python scripts/wheel.py --demo
 
 clean:  ## remove .venv, caches and build products
-	rm -rf $(VENV) $(OLDEST) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -21,6 +21,7 @@ from eventful.pipeline.demo import PICTURE
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+README, PRESETS = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
 KEPT = (
     *("model", "frames", "updated", "operations", "ms", "dense_ms", "speedup", "error", "estimate"),
     *("flushed", "stale", "accuracy", "memory", "settings", "versions"),
@@ -81,12 +82,12 @@ def record_demo() -> None:
         "[benchmarks/results/demo-detector.json](benchmarks/results/demo-detector.json).*",
         "",
     ]
-    put(lines, "<!-- detector:begin -->\n", "<!-- detector:end -->")
+    put(README, lines, "<!-- detector:begin -->\n", "<!-- detector:end -->")
     print("wrote the results, the picture and the table of the demo")
 
 
 def record_presets(frames: int) -> None:
-    """Store the comparison of presets, and put its table into the README."""
+    """Store the comparison of presets, and put its table into docs/benchmarks.md."""
     # Read before the result is written, or the result itself would make the tree dirty.
     commit = {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     machine = eventful("doctor")
@@ -107,11 +108,11 @@ def record_presets(frames: int) -> None:
     target = RESULTS / "demo.json"
     files.write_json(target, record, indent=2)
     render(record)
-    print(f"wrote {target.relative_to(ROOT)} and the table in README.md")
+    print(f"wrote {target.relative_to(ROOT)} and the table in {PRESETS.relative_to(ROOT)}")
 
 
 def render(record: dict[str, Any]) -> None:
-    """Put the measured table between the README's markers."""
+    """Put the measured table between the markers of its page."""
     demo = record["demo"]
     cpu = record["machine"]["devices"][0]
     lines = [
@@ -132,18 +133,17 @@ def render(record: dict[str, Any]) -> None:
         "",
         f"*{cpu['name']} ({cpu['capability']}), {cpu['threads']} threads, torch "
         f"{record['machine']['libraries']['torch']}, commit {record['commit'][:7]}: "
-        "[benchmarks/results/demo.json](benchmarks/results/demo.json), by `make bench`.*",
+        "[benchmarks/results/demo.json](../benchmarks/results/demo.json), by `make bench`.*",
         "",
     ]
-    put(lines, BEGIN, END)
+    put(PRESETS, lines, BEGIN, END)
 
 
-def put(lines: list[str], begin: str, end: str) -> None:
-    """Put lines between two marks of the README."""
-    readme = ROOT / "README.md"
-    before, _, rest = readme.read_text().partition(begin)
+def put(page: Path, lines: list[str], begin: str, end: str) -> None:
+    """Put lines between two marks of a page."""
+    before, _, rest = page.read_text().partition(begin)
     _, _, after = rest.partition(end)
-    readme.write_text(before + begin + "\n".join(lines) + end + after)
+    page.write_text(before + begin + "\n".join(lines) + end + after)
 
 
 if __name__ == "__main__":

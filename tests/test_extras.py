@@ -23,7 +23,7 @@ from test_house import House, Import
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "eventful"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-GROUPS = {"demo", "all", "dev"}  # extras made of others, or for contributors
+GROUPS = {"demo", "all", "dev", "docs"}  # extras made of others, or for contributors
 LIBRARIES = extras.by_library()
 
 

@@ -37,7 +37,8 @@ def changed_tokens(before: Tensor | None, after: Tensor, tolerance: float = 0.0)
     """Which tokens of a frame differ from those of another, and their vectors.
 
     Args:
-        before, after: (N, D). Without `before`, all tokens changed.
+        before: (N, D); None if all tokens count as changed.
+        after: (N, D).
         tolerance: a token changed if its vector moved by more than this share of its length; with
             0 if any of its bits differ.
     """

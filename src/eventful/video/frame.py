@@ -56,13 +56,6 @@ class Frame(torch.Tensor):
     Operations on a frame return plain tensors. `to`, `cuda`, `cpu`, `float`, `half`, `bfloat16`,
     `double` and `pin_memory` return a frame with the same attributes.
 
-    Args:
-        pixels: (B, 3, H, W), normalised; shared, not copied.
-        motion: (B, 2, h, w): for each cell of a grid over the frame, the way from the cell to
-            where its content was in the frame delivered before: (down, across), as fractions of
-            the frame's height and width. NaN where it is unknown; None if it is unknown everywhere.
-        index: see `FrameInfo`, as for the other arguments.
-
     Attributes:
         motion: as given, in float32.
         infos: one `FrameInfo`, or one for each frame of a `stack`.
@@ -87,7 +80,16 @@ class Frame(torch.Tensor):
         key: bool = False,
         resumed: bool = False,
     ) -> Frame:
-        """See the class; it is no `__init__` because the tensor itself is made here."""
+        """Make a frame of your own; for arguments that are not listed see `FrameInfo`.
+
+        Args:
+            pixels: (B, 3, H, W), normalised; shared, not copied.
+            motion: (B, 2, h, w): for each cell of a grid over the frame, the way from the cell to
+                where its content was in the frame delivered before: (down, across), as fractions
+                of the frame's height and width. NaN where it is unknown; None if it is unknown
+                everywhere.
+        """
+        # Not in `__init__`: the tensor itself is made here.
         if not isinstance(pixels, Tensor) or pixels.dim() != 4:
             raise FrameError(
                 f"A Frame takes a tensor (B, 3, height, width), not {_describe(pixels)}."
