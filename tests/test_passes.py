@@ -46,6 +46,7 @@ def test_every_container_keeps_its_structure(rows: tuple[list[int], list[int]]) 
             "pair": pair(each(some, 1), [each(some, 2)]),
             "none": None,
             "scale": 2,
+            "dtype": torch.float32,
         }
 
     joined = passes.join(outputs(passes, make))
@@ -58,7 +59,22 @@ def test_every_container_keeps_its_structure(rows: tuple[list[int], list[int]]) 
     assert numbers(intermediate, 1) == order
     assert type(joined["pair"]) is pair
     assert numbers(joined["pair"].b[0]) == order
-    assert (joined["none"], joined["scale"]) == (None, 2)
+    assert (joined["none"], joined["scale"], joined["dtype"]) == (None, 2, torch.float32)
+
+
+@pytest.mark.parametrize("rows", [([2], [0, 1]), ([1, 2, 3], [0])])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_length_that_follows_the_streams_is_one_each(
+    rows: tuple[list[int], list[int]], kind: type
+) -> None:
+    """Whatever the entries hold: as many rows as streams, too."""
+    passes = Passes(rows, CPU)
+    for count in (1, 2, 7):
+        joined = passes.join([kind(each([row] * count, 3) for row in some) for some in rows])
+        assert type(joined) is kind
+        assert [(len(t), float(t[0, 0])) for t in joined] == [
+            (count, row) for row in range(sum(map(len, rows)))
+        ]
 
 
 @pytest.mark.parametrize("rows", SPLITS)
@@ -85,7 +101,6 @@ def refusal_of(passes: Passes, make: Any) -> str:
         (lambda some: {"x": each(some, 3), "table": torch.rand(10, 3)}, "the entry ['table']"),
         (lambda some: (each(some, 3), torch.rand(10, 3)), "the entry [1]"),
         (lambda some: {"scale": torch.tensor(3.0)}, "the entry ['scale']"),
-        (lambda some: [torch.rand(10, 3) for _ in some], "the model's output"),
         (lambda some: (torch.rand(10, 3), torch.rand(10, 3)), "the entry [0]"),
         (lambda some: {"who": object()}, "the entry ['who']"),
     ],
@@ -95,6 +110,13 @@ def test_an_entry_without_a_row_per_stream_is_named(
 ) -> None:
     """With two streams in a pass, a pair of tensors is not taken for one tensor per stream."""
     assert entry in refusal_of(Passes(rows, CPU), make)
+
+
+def test_a_list_of_tensors_that_may_be_any_number_is_refused() -> None:
+    """Passes of equally many streams do not tell one tensor per stream from always two."""
+    passes = Passes(([0, 2], [1, 3]), CPU)
+    refused = refusal_of(passes, lambda some: [torch.rand(10, 3) for _ in some])
+    assert "the entry [0]" in refused
 
 
 @pytest.mark.parametrize(
@@ -111,8 +133,8 @@ def test_passes_that_differ_in_structure_are_refused(make: Any, entry: str) -> N
     assert entry in refusal_of(Passes(([3], [0, 1, 2]), CPU), make)
 
 
-@pytest.mark.parametrize("rows", [([0, 2], [1, 3]), ([1, 2, 3], [0])])
-def test_image_tokens_that_may_be_layers_are_refused(rows: tuple[list[int], list[int]]) -> None:
+def test_image_tokens_that_may_be_layers_are_refused() -> None:
+    rows = ([0, 2], [1, 3])
     passes = Passes(rows, CPU, features=True)
     with pytest.raises(UnsupportedError, match="only some have such rows"):
         passes.join([[each(some, 3), *(torch.rand(9, 3) for _ in some[1:])] for some in rows])

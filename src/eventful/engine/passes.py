@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from eventful.errors import UnsupportedError
 from eventful.memory.state import StreamState
 from eventful.rules.record import StepRecord, join_records
 
-_SIMPLE = (int, float, str, bool, type(None))  # kept where both passes give the same
+# Kept where both passes give the same.
+_SIMPLE = (int, float, str, bool, type(None), torch.dtype, torch.device, Enum)
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,11 @@ class Passes:
         """Whether a part is a list with one entry per stream."""
         if type(first) not in (list, tuple) or type(first) is not type(second):
             return False
-        if [len(first), len(second)] != self._sizes:
+        sizes = self._sizes
+        if [len(first), len(second)] != sizes:
             return False
+        if sizes[0] != sizes[1]:  # its length follows the streams
+            return True
         entries = [*first, *second]
         if not any(isinstance(entry, Tensor | tuple | list) for entry in entries):
             return type(first) is list  # a detector's, by frame
@@ -88,8 +93,7 @@ class Passes:
             return False
         # Image tokens are a list with (tokens, channels) of each stream, outputs of layers one of
         # tensors with a row per stream.
-        with_rows = [_rows(entry) == self._sizes[0] for entry in first]
-        with_rows += [_rows(entry) == self._sizes[1] for entry in second]
+        with_rows = [_rows(entry) == sizes[0] for entry in entries]
         if any(with_rows) and not all(with_rows):
             raise self._refusal(name, f"{len(first)} tensors, of which only some have such rows")
         return not any(with_rows) and len({entry.shape[1:] for entry in entries}) == 1
