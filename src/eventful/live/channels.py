@@ -14,7 +14,7 @@ from eventful.live.feed import Arrived, Feed
 from eventful.pipeline.predictions import Prediction
 
 KEPT = 240  # steps that the plots show
-_RATE_OVER = 5.0  # seconds over which frames a second are counted
+_RATE_OVER = 10.0  # seconds over which frames a second are counted
 _FADE = 0.98  # of the scale of errors, from one step to the next
 BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # seconds
 
