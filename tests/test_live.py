@@ -21,8 +21,10 @@ pytest.importorskip("av")
 
 import websockets.sync.client as client
 from starlette.testclient import TestClient
+from websockets.exceptions import ConnectionClosed
 
 import videos
+from commands import here  # noqa: F401
 from eventful.live import feed as feeds
 from eventful.live import viewers as viewing
 from eventful.live import worker as workers
@@ -433,9 +435,8 @@ def test_a_message_that_no_page_sends_ends_the_connection(message):
     with serving("") as page:
         with connected(page) as socket:
             socket.send(message)
-            with pytest.raises(Exception, match="1008"):
-                while True:
-                    socket.recv(timeout=5)
+            with pytest.raises(ConnectionClosed, match="1008"):
+                watched(socket, 10**9)
         wait_for(lambda: not page.page.hub.viewers)
         assert page.worker.alive
 
@@ -500,9 +501,6 @@ def test_the_command_serves_the_detector_and_ends_by_a_signal(tmp_path):
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
     assert errors == ""
-
-
-from commands import here  # noqa: E402, F401
 
 
 @pytest.mark.parametrize(

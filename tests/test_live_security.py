@@ -1,5 +1,6 @@
 """What `eventful live` refuses: each refusal is a clear answer, and changes nothing."""
 
+# ruff: noqa: E402  (libraries that may be missing come first)
 from __future__ import annotations
 
 import json

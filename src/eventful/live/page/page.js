@@ -52,7 +52,8 @@ async function change(values) {
     const now = wanted;
     wanted = null;
     const answer = await ask("PATCH", "/api/settings", now);
-    if (!wanted && (answer || state)) showSettings(answer || state);
+    if (answer) Object.assign(state, answer); // not only at the next state: a second key follows at once
+    if (!wanted) showSettings(state);
   }
   asking = false;
 }
