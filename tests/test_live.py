@@ -354,6 +354,24 @@ def test_a_slow_viewer_gets_the_latest_and_no_queue():
         assert page.page.hub.delivered == page.page.hub.encoded == 2
 
 
+def test_a_slow_viewer_of_many_sources_gets_few_pictures_in_fair_turns():
+    with serving(*["rate=30"] * 5) as page, connected(page) as socket:
+        wait_for(lambda: all(channel.shown for channel in page.worker.channels))
+        served = []
+        for _ in range(10):
+            pictures = [header_of(m) for m in messages(socket, 0.1) if isinstance(m, bytes)]
+            served += [header["source"] for header in pictures]
+            assert len(page.page.hub.viewers) == 1
+            [viewer] = page.page.hub.viewers
+            assert len(viewer.open) <= viewing.WINDOW
+            for header in pictures:
+                steps = next(c for c in page.worker.channels if c.id == header["source"]).steps
+                assert steps - header["number"] <= 12  # not older than a few turns of 0.1 s
+                socket.send(json.dumps({"type": "seen", "source": header["source"]}))
+        counts = [served.count(f"s{i}") for i in range(1, 6)]
+        assert max(counts) - min(counts) <= 1, served
+
+
 def watched(socket, count: int, source: str = "s1") -> list[int]:
     """Confirm everything, until so many pictures of a source were seen."""
     numbers: list[int] = []

@@ -1,7 +1,7 @@
-"""Viewers of the page, each with at most one picture of a source on its way.
+"""Viewers of the page, each with at most a few pictures on their way.
 
-A viewer confirms what it has drawn, and only then gets the next one, which is the latest there is:
-a slow viewer sees fewer pictures and never old ones, and nothing queues up for it. Pictures are
+A viewer confirms what it has drawn, and only then gets the next picture, which is the latest there
+is: a slow viewer sees fewer pictures and never old ones, and nothing queues up for it. Pictures are
 drawn and encoded when a viewer is ready for one, once for all viewers that want the same.
 """
 
@@ -21,6 +21,7 @@ from eventful.live.pictures import View, description, jpeg
 from eventful.live.worker import Worker
 
 EVERY = 0.5  # seconds between two states
+WINDOW = 2  # pictures on their way to a viewer, of one source at most one
 _LONGEST = 512  # characters of a message of a viewer
 
 
@@ -39,7 +40,8 @@ class Viewer:
 
     Attributes:
         view: how it wants to see pictures; None while it is hidden and wants none.
-        sent: number of the last picture by source; `open` those it has not confirmed.
+        sent: number of the last picture by source, the source served last at the end.
+        open: sources with a picture that it has not confirmed.
         points: number of the last point of the plots by source.
     """
 
@@ -80,24 +82,32 @@ class Viewer:
         given = {name: message[name] for name in ("overlay", "predictions", "width")
                  if name in message}  # fmt: skip
         self.view = View(**given)
-        self.sent.clear()  # the same frame again, in the other way
+        self.sent = dict.fromkeys(self.sent, 0)  # the same frames again, in the other way
 
     def due(self, channels: list[Channel]) -> list[tuple[Channel, Shown]]:
-        """Sources with a picture that the viewer has not got, where it is ready for one."""
+        """Sources with a picture that the viewer has not got and is ready for, in fair order."""
         there = {channel.id for channel in channels}
         for numbers in (self.sent, self.points):
             for gone in numbers.keys() - there:
                 del numbers[gone]
         self.open &= there
-        if self.view is None:
+        if self.view is None or len(self.open) >= WINDOW:
             return []
-        return [
+        turns = {name: turn for turn, name in enumerate(self.sent)}
+        found = [
             (channel, shown)
             for channel in channels
             if (shown := channel.shown) is not None
             and channel.id not in self.open
             and self.sent.get(channel.id) != shown.number
         ]
+        return sorted(found, key=lambda pair: turns.get(pair[0].id, -1))
+
+    def note(self, source: str, number: int) -> None:
+        """A picture is on its way."""
+        self.sent.pop(source, None)
+        self.sent[source] = number
+        self.open.add(source)
 
 
 class Hub:
@@ -174,14 +184,12 @@ class Hub:
                 next_state = clock() + EVERY
                 viewer.state_open = True
                 await socket.send_text(json.dumps(self._state(viewer)))
-            for channel, shown in viewer.due(self.worker.channels):
-                view = viewer.view
-                if view is None:
-                    break
-                viewer.sent[channel.id] = shown.number
-                viewer.open.add(channel.id)
-                await socket.send_bytes(await self._message(channel, shown, view))
+            if (due := viewer.due(self.worker.channels)) and viewer.view is not None:
+                channel, shown = due[0]
+                viewer.note(channel.id, shown.number)
+                await socket.send_bytes(await self._message(channel, shown, viewer.view))
                 self.delivered += 1
+                continue
             viewer.wake.clear()
             if viewer.due(self.worker.channels):
                 continue
