@@ -26,6 +26,7 @@ from websockets.exceptions import ConnectionClosed
 import videos
 from commands import here  # noqa: F401
 from eventful.live import feed as feeds
+from eventful.live import memory
 from eventful.live import viewers as viewing
 from eventful.live import worker as workers
 from eventful.live.admission import Allowed
@@ -171,16 +172,22 @@ def test_removing_the_last_source_frees_everything():
 def test_a_picture_that_the_model_refuses_costs_its_source_alone(monkeypatch):
     good = Group.step
 
+    breaks, tried = [], []
+
     def step(group, prepared):
-        if "s2" in prepared:
+        time.sleep(0.1)  # so that both have a frame at each turn, and are tried in one batch
+        tried.append(set(prepared))
+        if breaks and "s2" in prepared:
             raise ValueError("a picture that breaks the model")
         return good(group, prepared)
 
     monkeypatch.setattr(Group, "step", step)
-    with working("") as worker:
-        stepped(worker)
-        bad = worker.add(made())
+    with working("", "") as worker:
+        bad = worker.channels[1]
+        wait_for(lambda: {"s1", "s2"} in tried)
+        breaks.append(True)
         wait_for(lambda: bad.feed.status == "dead")
+        assert worker.channels[0].feed.status == "running"
         assert bad.feed.message == "ValueError: a picture that breaks the model"
         stepped(worker, 3)
         assert worker.alive
@@ -197,6 +204,16 @@ def test_a_model_of_clips_takes_two_frames_a_step():
         assert channel.shown.prediction.probabilities is not None
     finally:
         worker.close()
+
+
+def test_free_memory_is_given_back(monkeypatch):
+    calls = []
+    monkeypatch.setattr(workers, "give_back", lambda: calls.append(1))
+    monkeypatch.setattr(workers, "GIVE_BACK_EVERY", 0.05)
+    with working(""):
+        wait_for(lambda: len(calls) >= 2)
+    memory.give_back()
+    assert memory.resident_bytes() > 10**6
 
 
 # Budget, preset, pause, reset
@@ -281,7 +298,10 @@ def test_pause_holds_a_file_and_goes_on(tmp_path):
         assert film.feed.arrived <= read + 1
         assert camera.feed.dropped == dropped  # nobody wanted these frames
         assert camera.feed.status == "running"
+        read = film.feed.arrived
         worker.change(paused=False)
+        time.sleep(0.2)
+        assert 1 <= film.feed.arrived - read <= 12  # 25 a second: those of the pause do not come
         stepped(worker, 3)
         assert film.feed.status == "running"
 
@@ -436,7 +456,11 @@ def test_a_viewer_that_goes_in_the_middle_is_forgotten():
             watched(socket, 1)
             socket.socket.close()  # without a word
             wait_for(lambda: not page.page.hub.viewers)
+        calls = []
+        page.page.hub._wake = lambda: calls.append(1)
         stepped(page.worker, 3)
+        assert calls == []  # without a viewer nobody is called
+        del page.page.hub._wake
         with connected(page) as again:  # as after a reload
             state = json.loads(again.recv(timeout=5))
             assert len(state["sources"][0]["points"]) > 3  # the plots go on from before

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 
 from eventful import __version__
 from eventful.live.channels import BUCKETS, Channel, Histogram
+from eventful.live.memory import resident_bytes
 from eventful.live.viewers import Hub
 from eventful.live.worker import Worker
 
@@ -97,14 +97,3 @@ def _number(value: float) -> str:
 
 def _up(channel: Channel) -> int:
     return int(channel.feed.status in ("opening", "running"))
-
-
-def resident_bytes() -> int | None:
-    """Memory of this process; None where the system does not tell."""
-    if not sys.platform.startswith("linux"):
-        return None
-    with open("/proc/self/statm") as file:
-        pages = int(file.read().split()[1])
-    import resource
-
-    return pages * resource.getpagesize()

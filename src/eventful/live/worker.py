@@ -14,11 +14,13 @@ from eventful.errors import ConfigError, EventfulError
 from eventful.live.channels import Channel, Shown
 from eventful.live.feed import Feed
 from eventful.live.groups import CHOICES, DENSE, SHARE, Group, Result, needs_share
+from eventful.live.memory import give_back
 from eventful.pipeline.sources import Footage, SourceName
 from eventful.pipeline.subject import Prepared, ReadySubject, Subject
 
 _log = logging.getLogger("eventful.live")
 DENSE_EVERY = 30.0  # seconds between two measurements of the whole model, for comparison
+GIVE_BACK_EVERY = 20.0  # seconds between two times that free memory is given back
 _IDLE = 0.5  # seconds after which the thread looks for changes though nobody called it
 _PATIENCE = 2.0  # seconds to wait for threads at the end
 
@@ -181,6 +183,7 @@ class Worker:
     # What follows runs in the worker's thread.
 
     def _run(self) -> None:
+        given_back = time.monotonic()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopped or self._called, _IDLE)
@@ -193,6 +196,9 @@ class Worker:
                 _log.exception("a turn of the page failed")
                 self._say(f"{type(error).__name__}: {error}")
                 time.sleep(_IDLE)
+            if time.monotonic() - given_back > GIVE_BACK_EVERY:
+                give_back()
+                given_back = time.monotonic()
         for group in self._groups.values():
             group.close()
 
