@@ -502,6 +502,11 @@ def test_metrics_and_health():
     assert len(names) == len(set(names))
     labels = '{source="s1",name="made:name"}'
     assert float(re.search(rf"eventful_live_steps_total{re.escape(labels)} (\S+)", text)[1]) >= 3
+    done, whole = (
+        float(re.search(rf"eventful_live_{name}{re.escape(labels)} (\S+)", text)[1])
+        for name in ("tokens_updated_total", "tokens_total")
+    )
+    assert 13 <= done <= whole  # the first frame is computed as a whole
     assert 'eventful_live_up{source="s1",name="made:name"} 1' in text
     assert 'eventful_live_up{source="s2",name="made:then=refuse"} 0' in text
     count = int(re.search(r'latency_seconds_count\{source="s1".*\} (\d+)', text)[1])

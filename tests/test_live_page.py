@@ -17,6 +17,7 @@ if CHROMIUM is None:
     pytest.skip("there is no chromium on this machine", allow_module_level=True)
 
 import videos
+from eventful.live import viewers
 from eventful.live.admission import Allowed
 from eventful.live.guard import Access
 from live_pages import made, serving, stepped, wait_for
@@ -211,6 +212,15 @@ def test_presets_pause_and_reset(visit):
         assert served.worker.channels[0].state()["first"] > steps
 
 
+def test_reset_clears_the_plots(visit):
+    with serving("rate=10") as served:
+        page = visit(served.url)
+        count = "() => Number(document.querySelector('#plot-ms').dataset.points)"
+        page.wait_for_function(f"() => ({count})() >= 20")
+        page.get_by_role("button", name="Reset made:").click()
+        page.wait_for_function(f"() => ({count})() <= 10")
+
+
 def test_overlays_change_the_picture(visit):
     with serving("frames=6&part=0.4") as served:
         page = visit(served.url)
@@ -261,7 +271,8 @@ def test_the_connection_comes_back(visit):
         assert page.locator("#link").inner_text() == "connected"
 
 
-def test_keys_do_what_the_footer_says(visit):
+def test_keys_do_what_the_footer_says(visit, monkeypatch):
+    monkeypatch.setattr(viewers, "EVERY", 3.0)  # a second key comes before the next state
     with serving("") as served:
         page = visit(served.url)
         plays(page)

@@ -62,6 +62,7 @@ export function plot(canvas, lines, dense, { unit, steps }) {
     draw(context, points.filter((point) => point[0] >= left), line.colour, line.dash, 1.75);
   }
   context.setLineDash([]);
+  canvas.dataset.points = Math.max(0, ...lines.map((line) => line.values.length));
   const words = lines.map((line) => `${line.name} ${shown(line.values.at(-1))} ${unit}`).join("; ");
   const label = `${canvas.dataset.title}: ${words || "no frames yet"}${dense === null ? "" : `; dense ${shown(dense)} ${unit}`}`;
   if (canvas.getAttribute("aria-label") !== label) canvas.setAttribute("aria-label", label);
