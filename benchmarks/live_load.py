@@ -3,7 +3,8 @@
     python -m benchmarks.live_load --minutes 10
 
 Starts the command in a process of its own, watches it as two viewers do, a fast and a slow one, and
-stores memory, latency and drops in benchmarks/results/live-load.json.
+stores memory, latency and drops in benchmarks/results/live-load.json. --table writes the table of
+docs/live.md from that file.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ import torch
 
 from eventful import files
 from eventful.bench.results import origin
+from eventful.bench.tables import put
 from eventful.video.sink import VideoSink
 from eventful.video.synthetic import moving_objects
 
-RESULTS = Path(__file__).resolve().parent / "results" / "live-load.json"
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "live-load.json", ROOT / "docs" / "live.md"
 SOURCES, RATE, FRAMES, SIDE = 8, 10, 300, 128
 MODEL, THREADS = "timm:vit_tiny_patch16_224", 1
 EVERY = 2.0  # seconds between two looks at the process
@@ -60,9 +63,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="measure nothing")
     given = parser.parse_args()
-    result = measure(given.minutes)
-    files.write_json(given.out, result, indent=2)
+    if not given.table:
+        files.write_json(given.out, measure(given.minutes), indent=2)
+    result = json.loads(given.out.read_text())
+    if given.out == RESULTS:
+        put(PAGE, table(result), "load")
     print(json.dumps(result, indent=2))
 
 
@@ -185,6 +192,33 @@ def _result(
             **{name: version(name) for name in ("fastapi", "uvicorn", "websockets")},
         },
     }
+
+
+def table(result: dict[str, Any]) -> str:
+    """A result as a table of the documentation."""
+    memory, latency, where = (result[name] for name in ("memory_mb", "latency_ms", "origin"))
+    rows = {
+        "frames that came, computed, dropped": f"{result['frames']:,}, {result['steps']:,}, "
+        f"{result['dropped']:,}",
+        "frames computed a second, of all sources": f"{result['steps_a_second']:.0f}",
+        "memory of the process after warm-up, at the end": f"{memory['first_quarter']:.0f} MB, "
+        f"{memory['last_quarter']:.0f} MB",
+        "latency: median, 95 %, 99 %, highest": ", ".join(
+            f"{latency[name]:.0f}" for name in ("p50", "p95", "p99", "highest")
+        )
+        + " ms",
+        "pictures of a fast and a slow viewer": f"{result['viewers']['fast']['pictures']:,}, "
+        f"{result['viewers']['slow']['pictures']:,}",
+    }
+    lines = ["| | |", "|---|--:|", *(f"| {name} | {text} |" for name, text in rows.items())]
+    about = (
+        f"*{result['sources']} videos at {result['rate']} frames a second through "
+        f"`{result['model']}` for {result['minutes']:g} minutes, with two viewers. "
+        f"{where['device_name']}, {where['cores']} cores shared with other work, "
+        f"{where['threads']} thread, torch {where['torch']}, commit {where['commit'][:7]}: "
+        "[benchmarks/results/live-load.json](../benchmarks/results/live-load.json).*"
+    )
+    return "\n".join([*lines, "", about])
 
 
 def _read(url: str, path: str) -> str:

@@ -3,6 +3,7 @@
 # ruff: noqa: E402  (libraries that may be missing come first)
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -14,6 +15,12 @@ for library in ("fastapi", "uvicorn", "websockets", "timm", "av"):
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import live_load
+
+
+def test_the_page_has_the_stored_numbers():
+    stored = json.loads(live_load.RESULTS.read_text())
+    assert live_load.table(stored) in live_load.PAGE.read_text(), "--table writes it anew"
+    assert stored["minutes"] == 10
 
 
 @pytest.mark.slow

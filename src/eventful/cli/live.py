@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -126,6 +127,9 @@ def live(*, seen: Seen, served: Served, addable: Addable, as_json: Json = False)
 
     `--json` prints one line with the address when the page is ready. Ctrl-C ends it.
     """
+    # Batches and selections have another size at each step. The library under torch would keep
+    # compiled code for 1024 shapes, and the page would grow by some 100 MB in its first minutes.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
     from eventful.cli import live_work
 
     live_work.run(seen, served, addable, as_json)
