@@ -19,6 +19,7 @@ from pathlib import Path
 
 from eventful.pipeline.demo import clip
 from eventful.video.sink import VideoSink
+from eventful.video.source import VideoFile
 from eventful.video.world import World
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
@@ -29,6 +30,7 @@ PICTURES = (
     ("live-dark", "dark", 1200, 800, "error", 3),
     ("live-phone", "light", 390, 1500, "mask", 3),
 )
+RATE = 4  # frames a second, which the detector can follow on two cores
 SETTLED = 40.0  # seconds until the plots are filled
 
 
@@ -37,11 +39,14 @@ def main() -> None:
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder:
-        second = Path(folder) / "corner.mp4"
-        with VideoSink(second, 25) as sink:
-            for frame in World(7, 60, "stand", exposures=1):
-                sink.write(frame)
-        street = shutil.copy(clip()[0], Path(folder) / "street.mp4")
+        videos = {
+            "street.mp4": VideoFile(clip()[0]),
+            "corner.mp4": World(7, 60, "stand", exposures=1),
+        }
+        for name, frames in videos.items():
+            with VideoSink(Path(folder) / name, RATE) as sink:
+                for frame in frames:
+                    sink.write(frame)
         command = [
             sys.executable,
             "-m",
@@ -55,7 +60,6 @@ def main() -> None:
             [*command, "--port", "0", "--json", "--allow-url", DEAD, "--allow-folder", folder],
             stdout=subprocess.PIPE, text=True, cwd=folder, env={**os.environ, "EVENTFUL_TOKEN": ""},
         )  # fmt: skip
-        assert Path(street).exists()
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
         try:

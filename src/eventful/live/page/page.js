@@ -1,7 +1,8 @@
 import { lineOf, plot, whenColoursChange } from "/plots.js";
 
 const $ = (id) => document.getElementById(id);
-const KEPT = 240; // steps in the plots
+const KEPT = 240; // steps in the plots, at most
+const LEAST = 60; // steps that their width stands for, at least
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 const tiles = new Map(); // by id: {item, canvas, points, status, index, text}
 let state = null;
@@ -285,7 +286,8 @@ function drawPlots() {
       ...lineOf(tile.index), name: source.name, values: tile.points.map((point) => point[column] * factor),
     })).filter((line) => line.values.length);
     const dense = id === "plot-ms" ? (measured.length ? Math.max(...measured) : null) : 100;
-    plot($(id), lines, dense, { unit, steps: KEPT });
+    const longest = Math.max(LEAST, ...lines.map((line) => line.values.length));
+    plot($(id), lines, dense, { unit, steps: longest });
   }
 }
 
