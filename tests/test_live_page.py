@@ -133,7 +133,7 @@ def test_the_slider_changes_the_measured_tokens(visit):
         for percent in range(90, 9, -1):  # dragged fast: the last value counts
             set_share(page, percent)
         tokens(page, 5, 35)
-        assert served.worker.wanted.share == 0.1
+        wait_for(lambda: served.worker.wanted.share == 0.1)
         page.locator("#automatic").check()
         page.wait_for_function("() => document.querySelector('#share-value').textContent == 'auto'")
         assert served.worker.wanted.share is None
