@@ -43,13 +43,19 @@ def visit(chromium):
         context.set_default_timeout(WAIT)
         contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda message: complaints.append(message.text))
+        page.on(
+            "console",
+            lambda message: complaints.append(f"{message.text} {message.location['url']}"),
+        )
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("requestfailed", lambda request: complaints.append(request.url))
+        page.on(
+            "requestfailed", lambda request: complaints.append(f"{request.failure} {request.url}")
+        )
         page.goto(url)
         return page
 
-    open_page.expected = ["ERR_CONNECTION_REFUSED"]  # the server ends before the browser
+    # The server ends before the browser; a page that is left cancels what it asked for.
+    open_page.expected = ["ERR_CONNECTION_REFUSED", "ERR_ABORTED"]
     yield open_page
     for context in contexts:
         context.close()

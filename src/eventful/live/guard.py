@@ -46,7 +46,8 @@ HEADERS = {
 }
 _ENTER = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" '
-    'content="0;url=/"><link rel="icon" href="/icon.svg"><title>eventful live</title><a href="/">Open the page</a></html>'
+    'content="0;url=/"><link rel="icon" href="/icon.svg"><title>eventful live</title>'
+    '<a href="/">Open the page</a></html>'
 )
 
 
