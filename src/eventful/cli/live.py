@@ -127,8 +127,8 @@ def live(*, seen: Seen, served: Served, addable: Addable, as_json: Json = False)
 
     `--json` prints one line with the address when the page is ready. Ctrl-C ends it.
     """
-    # Batches and selections have another size at each step. The library under torch would keep
-    # compiled code for 1024 shapes, and the page would grow by some 100 MB in its first minutes.
+    # Batches and selections have another size at each step. oneDNN, under torch, keeps code for
+    # 1024 shapes unless it is limited; with a limit, memory was seen to grow less.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
     from eventful.cli import live_work
 
