@@ -174,6 +174,8 @@ BY_STATEMENT = {
     "rich": ("eventful.cli",),
     "torchvision": ("eventful.surgery.torchvision_repair",),
     "timm": ("eventful.surgery.adapters.timm_",),
+    "fastapi": ("eventful.live.app",),  # imported by `eventful live`, which looks for them first
+    "uvicorn": ("eventful.live.server",),
 }
 
 

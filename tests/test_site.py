@@ -163,7 +163,7 @@ def test_blocks_that_are_not_run_say_why():
         print(f"  {block.place}: {block.not_run}")
     needs = r"needs|installs|trains|takes|measures|large models"
     assert [block.place for block in left if not re.match(needs, block.not_run)] == []
-    assert len(left) <= 24
+    assert len(left) <= 27
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ TABLE = (
         "reading and writing videos and images",
         {"av": "av", "PIL": "pillow"},
         needed=(
-            *("run", "demo", "visualize", "bench video", "calibrate", "data export"),
+            *("run", "live", "demo", "visualize", "bench video", "calibrate", "data export"),
             "eventful.read",
         ),
         used=("evaluate", "train", "data check"),
@@ -115,6 +115,12 @@ TABLE = (
         "boxes and labels on the video of a run",
         {"supervision": "supervision"},
         needed=("run detector", "demo"),
+    ),
+    Extra(
+        "live",
+        "the page of eventful live",
+        {"fastapi": "fastapi", "uvicorn": "uvicorn", "websockets": "websockets"},
+        needed=("live",),
     ),
     Extra("track", "tracks of detections", {"trackers": "trackers"}, needed=("run --track",)),
     Extra(

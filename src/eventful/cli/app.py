@@ -14,6 +14,7 @@ import typer
 
 from eventful.cli.evaluate import evaluate
 from eventful.cli.groups import RunUnlessNamed
+from eventful.cli.live import live
 from eventful.cli.options import (
     MODEL_HELP,
     Benchmarked,
@@ -68,6 +69,7 @@ def main(
 
 
 app.command()(run)
+app.command()(live)
 app.add_typer(reproduce, name="reproduce")
 data = typer.Typer(
     help="Check datasets on disk, and write them in other formats.", no_args_is_help=True

@@ -178,13 +178,12 @@ def updated_tokens(record: StepRecord | None, frame: Frame) -> Tensor | None:
     """
     if record is None or record.mask is None:
         return None
-    layout = next(iter(record.layouts.values()))
-    return _content(patch_grid(record.mask[0].cpu(), layout), layout, frame)
+    return grid_of_picture(record.mask[0].cpu(), next(iter(record.layouts.values())), frame)
 
 
-def _content(grid: Tensor, layout: TokenLayout, frame: Frame) -> Tensor:
-    """The tokens that the picture covers."""
-    region = frame.region
+def grid_of_picture(values: Tensor, layout: TokenLayout, frame: Frame) -> Tensor:
+    """Values (N,) of tokens as (h, w), of those that the picture covers."""
+    grid, region = patch_grid(values, layout), frame.region
     sizes = zip(
         (region.top, region.left), (region.height, region.width), frame.shape[-2:], layout.grid,
         strict=True,

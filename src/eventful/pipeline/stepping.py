@@ -185,7 +185,7 @@ class _Dense:
         self._ready, self.head = ready, ready.head()
         self._model = at_size(ready.model, ready.size)
         self.tap = _Tap(ready.feature_part(self._model))
-        self.cost = _dense_cost(ready.model, ready.size)
+        self.cost = dense_cost(ready.model, ready.size)
 
     def run(self, prepared: Prepared) -> tuple[Prediction, float, Any]:
         """The prediction, milliseconds, and features to compare with."""
@@ -235,7 +235,8 @@ def _error(output: Any, dense: Any) -> float | None:
     return float(compare(pairs)[0]) if pairs else None
 
 
-def _dense_cost(model: nn.Module, size: tuple[int, int]) -> tuple[int, int]:
+def dense_cost(model: nn.Module, size: tuple[int, int]) -> tuple[int, int]:
+    """Tokens of a frame, and operations of the whole model; 0 for a model that is not known."""
     seen = inspect(model, size)
     if not seen.matched:  # a dense model needs no known blocks
         return 0, 0

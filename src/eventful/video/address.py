@@ -34,12 +34,14 @@ class Source:
         shown: what messages and attributes say: the address without credentials.
         address: what is opened; it may hold credentials.
         images: of a folder or pattern, the files in order.
+        strict: an address must itself be the video: redirects and playlists are refused.
     """
 
     kind: Kind
     shown: str
     address: str = field(repr=False)
     images: tuple[Path, ...] = ()
+    strict: bool = False
 
     @property
     def remote(self) -> bool:

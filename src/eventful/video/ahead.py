@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import threading
 import time
 import weakref
@@ -162,7 +163,7 @@ def _prepared(
     ahead: Ahead, decoder: Decoder, fitting: Fitting, source: str, paced: bool
 ) -> Iterator[Frame]:
     """Frames in turn, each when there is room for it, until no more are wanted."""
-    start, pace = time.monotonic(), _Pace()
+    start, pace = time.monotonic(), Pace()
     for index, picture in enumerate(decoder.pictures()):
         if picture.time is None:
             picture.time = time.monotonic() - start
@@ -173,7 +174,7 @@ def _prepared(
         yield _prepare(picture, fitting, index, source)
 
 
-class _Pace:
+class Pace:
     """When frames of a file are due, as if they came from a camera."""
 
     def __init__(self) -> None:
@@ -186,6 +187,10 @@ class _Pace:
             self._start = time.monotonic() - stamp  # go on from here, without a pause
         self._last = stamp
         return self._start + stamp
+
+    def resume(self) -> None:
+        """After a pause: the next frame is due at once, and the others follow in their time."""
+        self._last = math.inf
 
 
 def _prepare(picture: Picture, fitting: Fitting, index: int, source: str) -> Frame:

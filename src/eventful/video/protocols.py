@@ -33,19 +33,23 @@ _WORDS = (b"<MPD", b"<CompositionPlaylist", b"c=IN IP")  # FFmpeg looks for thes
 _PROBED = 2048  # bytes of a file in which FFmpeg looks first
 
 
-def open_options(av: Any, kind: str) -> dict[str, str]:
+def open_options(av: Any, kind: str, *, strict: bool = False) -> dict[str, str]:
     """Options of `av.open` for one kind of source.
 
     Args:
         av: the module, which knows the formats of its FFmpeg.
         kind: `file`, `camera`, `http` or `rtsp`.
+        strict: an HTTP address may name no other one, by redirects or in a playlist.
     """
     options = {"protocol_whitelist": _PROTOCOLS[kind]}
     if kind == "rtsp":
         options |= {"rtsp_transport": "tcp", "format_whitelist": "rtsp"}
     elif kind != "camera":  # a camera has one format, which is named when it is opened
-        refused = _OTHERS | (_LISTS - _REMOTE_LISTS if kind == "http" else _LISTS)
+        lists = kind == "http" and not strict
+        refused = _OTHERS | (_LISTS - _REMOTE_LISTS if lists else _LISTS)
         options["format_whitelist"] = ",".join(sorted(set(av.formats_available) - refused))
+    if kind == "http" and strict:
+        options["max_redirects"] = "0"
     return options
 
 

@@ -151,7 +151,10 @@ def _open(av: Any, source: Source, timeout: float) -> Any:
     limits = None if source.kind == "file" else (timeout, timeout)
     began = time.monotonic()
     try:
-        return av.open(address, format=form, options=open_options(av, source.kind), timeout=limits)
+        return av.open(
+            address, format=form, timeout=limits,
+            options=open_options(av, source.kind, strict=source.strict),
+        )  # fmt: skip
     except av.error.FFmpegError as error:
         waited = time.monotonic() - began
         failure = _explain(source, error, av.error, timeout, waited)
