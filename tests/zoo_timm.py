@@ -44,10 +44,15 @@ def spread(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def plain(**options: Any) -> Callable[[], nn.Module]:
-    """A timm VisionTransformer that returns all its tokens."""
+def plain(block: str = "Block", **options: Any) -> Callable[[], nn.Module]:
+    """A timm VisionTransformer that returns all its tokens; an older timm lacks some blocks."""
     settings = {"img_size": FRAME, "patch_size": 8, "mlp_ratio": 2, "global_pool": ""}
-    return lambda: spread(vit.VisionTransformer(**TINY | settings | options))
+
+    def make() -> nn.Module:
+        made = {"block_fn": getattr(vit, block)}
+        return spread(vit.VisionTransformer(**TINY | settings | made | options))
+
+    return make
 
 
 def rotary(**options: Any) -> Callable[[], nn.Module]:
@@ -110,7 +115,7 @@ ZOO: dict[str, Entry] = {
     ),
     "vit_unfused": Entry(unfused),
     # Branches that are normalised add as much as the tokens hold, and their rounding with it.
-    "vit_postnorm": Entry(plain(block_fn=vit.ResPostBlock, scale_attn_norm=True), still="model"),
+    "vit_postnorm": Entry(plain("ResPostBlock", scale_attn_norm=True), still="model"),
     "dinov2": Entry(named("vit_giant_patch14_reg4_dinov2", global_pool="")),
     "clip": Entry(named("vit_base_patch16_clip_quickgelu_224", global_pool="")),
     "siglip": Entry(named("vit_base_patch16_siglip_224")),
@@ -126,7 +131,7 @@ ZOO: dict[str, Entry] = {
     "dinov3": Entry(named("vit_small_patch16_dinov3", global_pool="")),
     "sam": Entry(segment_anything, size=(40, 56)),
     "beit": Entry(named("beit_base_patch16_224", global_pool="")),
-    "parallel": Entry(plain(block_fn=vit.DiffParallelScalingBlock, init_values=0.5)),
+    "parallel": Entry(plain("DiffParallelScalingBlock", init_values=0.5)),
     "structure": Entry(lambda: spread(structures.split())),
     "structure_nested": Entry(lambda: spread(structures.nested())),
     "torchvision": Entry(lambda: spread(EncoderTokens()), size=(32, 32)),

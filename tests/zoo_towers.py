@@ -76,8 +76,13 @@ def naflex(run: Callable[..., Any], frame: Tensor) -> Any:
 
 def joined_deep(result: Any) -> Tensor:
     """Image tokens, and those made of the tapped layers."""
-    parts = [result.pooler_output, *result.deepstack_features]
-    return torch.cat([torch.stack(list(part)) for part in parts], dim=1)
+    images = torch.stack(list(result.pooler_output))
+    taps = [
+        # An older transformers has the tokens of all images in a row.
+        part.reshape(images.shape) if isinstance(part, Tensor) else torch.stack(list(part))
+        for part in result.deepstack_features
+    ]
+    return torch.cat([images, *taps], dim=1)
 
 
 def qwen2_5_vl(**options: Any) -> nn.Module:

@@ -20,6 +20,7 @@ from eventful.surgery.adapters.hf_base import (
     need_own_forward,
 )
 from eventful.surgery.adapters.rotary import RotaryPairs
+from eventful.surgery.adapters.versions import sam3_rotary
 from eventful.surgery.session import Session
 from eventful.tokens.layout import TokenLayout
 
@@ -140,9 +141,8 @@ class HFSam3(HFSam):
         grid = step.layouts[spec.trunk].grid
 
         def make() -> tuple[Tensor, Tensor]:
-            block: Foreign = spec.module
-            cos, sin = block.rotary_emb(call.tokens, block.position_ids)
-            return _over_grid(cos[0], grid, spec.window), _over_grid(sin[0], grid, spec.window)
+            cos, sin = sam3_rotary(spec.module, call.tokens)
+            return _over_grid(cos, grid, spec.window), _over_grid(sin, grid, spec.window)
 
         rotary = step.shared(key, lambda: RotaryPairs(step.constant(key, make)))
         return replace(call, positions=rotary)

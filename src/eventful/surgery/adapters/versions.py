@@ -42,6 +42,16 @@ def rotation(half: bool) -> dict[str, bool]:
     return {"half": True} if half else {}
 
 
+def sam3_rotary(block: Foreign, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (S, d) of SAM 3's positions; in transformers 5.4 they are stored tables."""
+    places = getattr(block, "position_ids", None)
+    if places is None:
+        cos, sin = block.rotary_emb()
+        return cos, sin
+    cos, sin = block.rotary_emb(tokens, places)
+    return cos[0], sin[0]
+
+
 def refuse_old_transformers() -> None:
     """Raise for a transformers whose hidden states would be wrong in a stream."""
     version = str(getattr(sys.modules.get("transformers"), "__version__", ""))
