@@ -74,6 +74,7 @@ def evaluated_in_two_goes(command: list[object], out: Path, stop_after: int) -> 
     return report
 
 
+@pytest.mark.slow
 def test_a_tiny_vid(tmp_path: Path) -> None:
     """Train a detector on VID and DET, evaluate it dense and eventful."""
     data = miniatures.imagenet(tmp_path / "data", frames=5)

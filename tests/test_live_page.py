@@ -218,6 +218,7 @@ def test_presets_pause_and_reset(visit):
         assert served.worker.channels[0].state()["first"] > steps
 
 
+@pytest.mark.slow
 def test_reset_clears_the_plots(visit):
     with serving("rate=10") as served:
         page = visit(served.url)
@@ -227,6 +228,7 @@ def test_reset_clears_the_plots(visit):
         page.wait_for_function(f"() => ({count})() <= 10")
 
 
+@pytest.mark.slow
 def test_overlays_change_the_picture(visit):
     with serving("frames=6&part=0.4") as served:
         page = visit(served.url)
@@ -239,6 +241,7 @@ def test_overlays_change_the_picture(visit):
         assert len(set(seen)) == 3
 
 
+@pytest.mark.slow
 def test_a_reload_goes_on_where_it_was(visit):
     with serving("") as served:
         page = visit(served.url)
@@ -254,6 +257,7 @@ def test_a_reload_goes_on_where_it_was(visit):
         assert "made:" in points
 
 
+@pytest.mark.slow
 def test_two_viewers_see_the_same_settings(visit):
     with serving("") as served:
         one, other = visit(served.url), visit(served.url)
@@ -320,6 +324,7 @@ def test_all_can_be_reached_by_tab_alone(visit):
         assert {*named.split(), "Reset made:", "Remove made:"} <= reached
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 390, 1280])
 def test_it_fits_the_screen(visit, width, scheme):
@@ -385,6 +390,7 @@ def test_a_screen_reader_gets_names_and_numbers(visit):
         )
 
 
+@pytest.mark.slow
 def test_reduced_motion_gets_a_picture_a_second(visit):
     with serving("rate=50") as served:
         page = visit(served.url, reduced_motion="reduce")

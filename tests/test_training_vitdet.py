@@ -329,6 +329,7 @@ with joined("cpu") as processes:
 """
 
 
+@pytest.mark.slow
 def test_two_processes_train_stop_and_go_on_as_two_or_as_one(
     imagenet: Path, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ INDEX = torch.zeros(1, 512, dtype=torch.int64)
 COUNT = torch.zeros(1, dtype=torch.int64)
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("form", ["plain", "leading", "scene", "floor"])
 def test_pick(compiled, form):
     more = {"leading": form != "plain"}
@@ -140,6 +141,7 @@ def test_motion(compiled, form):
     assert compiled == ["_prepare_pictures", "_match_blocks", "_carry"]
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("layers", [0, 3, 8])
 @pytest.mark.parametrize("slots", [SLOTS, None], ids=["slots", "rows"])
 def test_frame_score(compiled, layers, slots):
@@ -151,6 +153,7 @@ def test_frame_score(compiled, layers, slots):
     assert compiled == ["_frame_score"] * (2 if layers else 1)
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("slots", [SLOTS, None], ids=["slots", "rows"])
 @pytest.mark.parametrize("count", [COUNT, None], ids=["counts", "all"])
 def test_estimate(compiled, slots, count):
@@ -186,6 +189,7 @@ def test_attention_with_its_log_sum_exp(compiled):
     assert compiled == ["_attend", "_combine"]
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("grid", [(64, 64), (42, 42), (14, 14)])
 def test_relative_position(compiled, grid):
     q, k = (ops.split_heads(make(1, n, 768), 12) for n in (512, grid[0] * grid[1]))
@@ -246,6 +250,7 @@ def test_regions(compiled, kind):
     assert compiled == ["_align_regions"] * 2
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("slots", [SLOTS, None], ids=["slots", "rows"])
 def test_proposals(compiled, kind, slots):
@@ -260,6 +265,7 @@ def test_proposals(compiled, kind, slots):
     assert compiled == ["_level_logits", "_proposal_boxes", "_best_boxes"]
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize("classes", [30, 80])
 def test_candidates(compiled, stages, classes):
