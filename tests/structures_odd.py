@@ -218,6 +218,19 @@ class Cosine(Block):
         return F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT * self.sharpness.exp()
 
 
+class LearnedScale(Block):
+    """Passes the value of a parameter on as a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sharpness = nn.Parameter(torch.tensor(5.0))
+
+    def attention(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, scale=float(self.sharpness))
+        return self.proj(attended.transpose(1, 2).flatten(2))
+
+
 class HeadGates(Block):
     def __init__(self) -> None:
         super().__init__()

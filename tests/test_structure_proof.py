@@ -63,6 +63,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "left out at random": (odd.LeavesOut, "draws random numbers"),
     # Other arithmetic.
     "cosine attention": (odd.Cosine, r"differ .* by \d\.\de"),
+    "a scale read from a weight": (odd.LearnedScale, r"differ .* by \d\.\de"),
     "gates of heads": (odd.HeadGates, "q, k and v do not fit|differ"),
     "alibi": (odd.Alibi, r"differ .* by \d\.\de"),
     "a quiet softmax": (odd.QuietSoftmax, r"differ .* by \d\.\de"),

@@ -31,7 +31,7 @@ from eventful.surgery.structure.recipe import Recipe
 from eventful.surgery.structure.roles import recipes, returned_length
 from eventful.surgery.structure.suspects import suspects
 from eventful.surgery.structure.tape import record
-from eventful.surgery.structure.twins import generator, healthy_twin, louder
+from eventful.surgery.structure.twins import generator, healthy_twin, louder, other_weights
 
 _TOLERANCE = 1e-5
 _ROUNDED = 1e-3  # in single precision: it shows that dtypes have no code of their own
@@ -212,7 +212,8 @@ def _first_proven(
 def difference(twin: nn.Module, recipe: Recipe, call: Call) -> float:
     """How far the description is from the block on random tokens, relative to the largest value.
 
-    Once with values of usual size, then with large ones, where activations reach their limits.
+    Once with values of usual size, then with large ones, where activations reach their limits,
+    then with other weights.
 
     Raises:
         Mismatch: the block depends on random numbers, or on earlier calls.
@@ -232,6 +233,8 @@ def difference(twin: nn.Module, recipe: Recipe, call: Call) -> float:
     large = _tokens(recipe, _OTHER, 3) * _LOUD
     with louder(twin, lambda name: _LOUD_SCORES if name.startswith(recipe.qkv) else _LOUD):
         off = max(off, _off(twin, recipe, _own(twin, recipe, call, large), large))
+    with other_weights(twin):
+        off = max(off, _off(twin, recipe, _own(twin, recipe, call, tokens), tokens))
     again = _own(twin, recipe, call, tokens)
     if again is None or not torch.equal(first, again):
         raise Mismatch("it gives another result when it is called again with the same tokens")
