@@ -84,6 +84,18 @@ class MaskedBeyond(Block):
         return super().scores(q, k) + self.mask[:n, :n].to(q)
 
 
+class MaskedLater(Block):
+    """Adds a mask that is zero until another one is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.zeros(TOKENS, TOKENS))
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        n = q.shape[-2]
+        return super().scores(q, k) + self.mask[:n, :n].to(q)
+
+
 class ConvolvesGrid(Block):
     def __init__(self) -> None:
         super().__init__()

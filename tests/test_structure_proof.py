@@ -118,6 +118,30 @@ def test_a_buffer_that_is_written_is_proven_again() -> None:
     assert eventful.inspect(model).matched == 2
 
 
+@pytest.mark.parametrize("again", ["reset", "new stream"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_buffer_that_is_loaded_after_a_stream_ran_is_proven_again(
+    preset: str, again: str
+) -> None:
+    for block, name, value in (
+        (lambda: odd.Scaled(odd.keep_in_buffer), "table", 2.0),
+        (odd.MaskedLater, "mask", -9.0),  # shows with as many tokens as the model has
+    ):
+        torch.manual_seed(5)
+        model = eventful.convert(odd.trunk(block), Config.preset(preset, EVERYTHING))
+        stream = eventful.Stream(model)
+        stream(frame())
+        weights = {key: kept.clone() for key, kept in model.state_dict().items()}
+        weights[f"stages.1.{name}"].view(-1)[-1] = value
+        model.load_state_dict(weights)
+        if again == "reset":
+            stream.reset()
+        else:
+            stream = eventful.Stream(model)
+        with pytest.raises(UnsupportedError, match=r"stages\.[01] was changed since the model was"):
+            stream(frame(1))
+
+
 def test_another_size_of_frames_is_proven_in_the_stream() -> None:
     class Any22(odd.PooledBeyond):
         def keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -89,7 +89,8 @@ class StructuralTrunk(Adapter):
         path: of the list of blocks, relative to the part that takes frames.
         whole: whether the trunk is that part; otherwise it is the list.
         returns, spatial: see `Recipe`.
-        proven: checks blocks with numbers of tokens that are new.
+        tried: the blocks when dry runs of the model tried them; empty where that is not known.
+        proven: checks blocks with numbers of tokens that are new, and blocks that have changed.
         states: of the blocks when they were described last.
     """
 
@@ -98,6 +99,7 @@ class StructuralTrunk(Adapter):
     whole: bool
     returns: int | None = None
     spatial: bool = False
+    tried: list[KeptFingerprint] = field(default_factory=list, repr=False)
     proven: Check = field(default_factory=once_for_alike, repr=False)
     states: MutableMapping[nn.Module, BlockState] = field(
         default_factory=WeakKeyDictionary, repr=False
@@ -106,6 +108,7 @@ class StructuralTrunk(Adapter):
 
     def learn(self, blocks: nn.Module) -> None:
         """Take what all blocks of a list share from the first that can be described."""
+        self.tried = [Fingerprint.of(block).kept() for block in blocks.children()]
         for block in blocks.children():
             try:
                 recipe = described(block)
@@ -115,7 +118,7 @@ class StructuralTrunk(Adapter):
             return
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "proven": None, "states": None}
+        return {**self.__dict__, "tried": [], "proven": None, "states": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -137,12 +140,13 @@ class StructuralTrunk(Adapter):
         recipe = described(block)
         if self.facts.reason is not None:
             raise Mismatch(self.facts.reason)
-        for (_, known), reason in zip(self.blocks(trunk), self.facts.refused, strict=False):
-            if known is block and reason is not None:
-                raise Mismatch(reason)
+        at = [known for _, known in self.blocks(trunk)].index(block)
+        if at < len(self.facts.refused) and self.facts.refused[at] is not None:
+            raise Mismatch(self.facts.refused[at])
         if (recipe.returns, recipe.spatial) != (self.returns, self.spatial):
             raise Mismatch("it takes or returns its tokens in another form than other blocks")
-        self.states[block] = BlockState(block, recipe)
+        tried = self.tried[at] if at < len(self.tried) else None
+        self.states[block] = BlockState(block, recipe, tried)
         return recipe.spec(block)
 
     def layout(self, trunk: nn.Module, size: tuple[int, int]) -> TokenLayout:
@@ -170,29 +174,34 @@ class StructuralTrunk(Adapter):
         self, step: Step, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BlockCall:
         """See `Adapter`; a number of tokens that is new is proven first."""
-        changed = self.states[spec.module].changed()
+        state, layout = self.states[spec.module], step.layouts[spec.trunk]
+        changed = state.changed()
         if changed is not None:
             raise UnsupportedError(
                 f"The model set `{changed}` of its block {spec.name} in this call. A stream runs "
                 "parts of the block, which do not see it; call the model outside the stream."
             )
-        step.constant(("proven", spec.name), lambda: self._prove(step, spec))
+        if layout not in state.proven:
+            self._prove(spec, layout)
+            state.proven.add(layout)
         return self.read(spec, args, kwargs)
 
-    def _prove(self, step: Step, spec: BlockSpec) -> bool:
-        """Raise where a block does something else with as many tokens as there are now."""
-        layout = step.layouts[spec.trunk]
+    def _prove(self, spec: BlockSpec, layout: TokenLayout) -> None:
+        """Raise where a block, as it is now, does something else with as many tokens."""
+        usual = layout == self.facts.layout(self.facts.size)
+        if usual and self.states[spec.module].as_tried:
+            return
         places = layout.grid if self.spatial else (layout.tokens,)
-        if layout == self.facts.layout(self.facts.size):
-            return True
         reason = self.proven(spec.module, described(spec.module), (*places, spec.dim))
         if reason is not None:
             raise UnsupportedError(
-                f"{spec.name} cannot be used for frames of this size: {reason}. Use frames of "
+                f"{spec.name} was changed since the model was converted: {reason}. Undo the "
+                "change, or convert the model again."
+                if usual
+                else f"{spec.name} cannot be used for frames of this size: {reason}. Use frames of "
                 f"{self.facts.size[0]} x {self.facts.size[1]} px, or an adapter "
                 "(docs/adapters.md)."
             )
-        return True
 
     def write(self, tokens: Tensor, layout: TokenLayout | None, args: tuple[Any, ...]) -> Any:
         """See `Adapter`."""

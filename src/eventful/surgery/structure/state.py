@@ -7,19 +7,27 @@ from typing import Any, NoReturn
 from torch import nn
 
 from eventful.surgery.adapter import Foreign, Mismatch
-from eventful.surgery.structure.fingerprint import Fingerprint
+from eventful.surgery.structure.fingerprint import Fingerprint, KeptFingerprint
 from eventful.surgery.structure.recipe import Recipe
 from eventful.surgery.structure.search import within
+from eventful.tokens.layout import TokenLayout
 
 
 class BlockState:
     """The attributes of those modules of a block whose forward a stream does not call.
 
+    Args:
+        tried: the block when it was tried in the model; None if that is not known.
+
+    Attributes:
+        as_tried: whether the block is still as it was then.
+        proven: layouts that it was proven for, as it is now.
+
     Raises:
         Mismatch: one of them has a hook, which would not run.
     """
 
-    def __init__(self, block: nn.Module, recipe: Recipe) -> None:
+    def __init__(self, block: nn.Module, recipe: Recipe, tried: KeptFingerprint | None) -> None:
         self._called = recipe.called()
         self._block = block
         outside = {name: module for name, module in block.named_modules() if not self._runs(name)}
@@ -28,7 +36,10 @@ class BlockState:
                 raise Mismatch(f"its `{name}` has a hook, which a stream would not run")
         self._held = [vars(module) for module in outside.values()]
         self._ids = self._now()
-        self._state = Fingerprint.of(block).without_weights()
+        now = Fingerprint.of(block)
+        self.proven: set[TokenLayout] = set()
+        self.as_tried = tried is not None and tried.fits(now)
+        self._state = now.without_weights()
 
     def _runs(self, name: str) -> bool:
         """Whether something is part of a module whose own forward runs in a stream."""
