@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -197,6 +198,39 @@ class KeepsMaps(Block):
     def weights(self, scores: Tensor) -> Tensor:
         self.map = super().weights(scores)
         return self.map
+
+
+class Notes(Block):
+    """Notes the mean of its tokens somewhere for the model; it does not use it."""
+
+    def __init__(self, note: Callable[[Notes, Tensor], None]) -> None:
+        super().__init__()
+        self.note, self.found, self.held, self.shared = note, None, {}, Settings(0.0)
+        self.line: deque[Tensor] = deque(maxlen=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.note(self, x.mean(1, keepdim=True))
+        return super().forward(x)
+
+
+def note_in_dict(block: Notes, mean: Tensor) -> None:
+    block.held["mean"] = mean
+
+
+def note_in_line(block: Notes, mean: Tensor) -> None:
+    block.line.append(mean)
+
+
+def note_in_object(block: Notes, mean: Tensor) -> None:
+    block.shared.mean = mean
+
+
+def note_in_new(block: Notes, mean: Tensor) -> None:
+    block.mean = mean
+
+
+def note_in_none(block: Notes, mean: Tensor) -> None:
+    block.found = mean
 
 
 # Blocks with other arithmetic.
@@ -495,6 +529,21 @@ class ReadsMap(Trunk):
     def forward(self, frame: Tensor, every: bool = False) -> Any:
         result = super().forward(frame, every)
         return result * self.stages[0].map.max()
+
+
+class ReadsNotes(Trunk):
+    """Uses what its blocks noted, if they have."""
+
+    def forward(self, frame: Tensor, every: bool = False) -> Any:
+        x = self.embed(frame)
+        for block in self.stages:
+            x = block(x)
+        for block in self.stages:
+            new = [getattr(held, "mean", None) for held in (block, block.shared)]
+            kept = (block.found, *block.line, *block.held.values(), *new)
+            found = [value for value in kept if isinstance(value, Tensor)]
+            x = x + sum(found)
+        return x
 
 
 class Switched(Block):

@@ -86,6 +86,7 @@ def test_it_is_refused(name: str) -> None:
 def test_it_is_right(block: Callable[[], nn.Module], preset: str) -> None:
     torch.manual_seed(5)
     model = odd.trunk(block)
+    model(frame())
     assert eventful.inspect(model).matched == 3
     near_dense(model, preset)
 
@@ -214,6 +215,37 @@ def test_what_the_model_reads_of_its_blocks_is_refused() -> None:
     model(frame())
     with pytest.raises(NoMatchError, match="reads `map`, which its block sets"):
         eventful.convert(model)
+
+
+NOTES = {
+    odd.note_in_dict: "its forward sets `held.mean`, .* the model may read it",
+    odd.note_in_line: "its forward sets `line.0`, .* the model may read it",
+    odd.note_in_object: "its forward sets `shared.mean`, .* the model may read it",
+    odd.note_in_new: "its forward sets `mean`, .* Run the model once before",
+    odd.note_in_none: "its forward sets `found`, .* Run the model once before",
+}
+
+
+@pytest.mark.parametrize("note", NOTES, ids=lambda note: note.__name__)
+@pytest.mark.parametrize("kind", [odd.ReadsNotes, Trunk])
+def test_what_blocks_leave_for_the_model_is_refused(kind: type[Trunk], note: Any) -> None:
+    model = odd.trunk(lambda: odd.Notes(note), kind)
+    with pytest.raises(NoMatchError, match=NOTES[note]):
+        eventful.convert(model)
+
+
+@pytest.mark.parametrize("note", [odd.note_in_new, odd.note_in_none], ids=lambda n: n.__name__)
+def test_a_tensor_that_blocks_leave_may_be_there_before(note: Any) -> None:
+    """Then it shows whether the model reads it, whatever it asks first."""
+    torch.manual_seed(5)
+    model = odd.trunk(lambda: odd.Notes(note), odd.ReadsNotes)
+    model(frame())
+    with pytest.raises(NoMatchError, match="reads `(mean|found)`, which its block sets"):
+        eventful.convert(model)
+    model = odd.trunk(lambda: odd.Notes(note))
+    model(frame())
+    for preset in PRESETS:
+        near_dense(model, preset)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from eventful.surgery.structure.fingerprint import Alike, Fingerprint
 from eventful.surgery.structure.layouts import Span, spans, squared_change, start_of
 from eventful.surgery.structure.proof import described, differs_with, proven_arguments
 from eventful.surgery.structure.recipe import Recipe
-from eventful.surgery.structure.state import hide_written
+from eventful.surgery.structure.state import Hidden
 from eventful.tokens.layout import TokenLayout
 
 _SIZES = (224, 256, 384, 336, 518, 512, 448, 64, 32)
@@ -96,8 +96,8 @@ class Stub:
     seen: _Seen = field(default_factory=_Seen)
 
     def __post_init__(self) -> None:
-        hide_written(self.block, self.recipe)
         self.before = None if self.check is None else Fingerprint.of(self.block)
+        self.hidden = Hidden(self.block, self.recipe)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Take what the block takes, return what it returns."""
@@ -110,9 +110,10 @@ class Stub:
             return type(self.block).forward(self.block, *args, **kwargs)
         assert tokens is not None
         if self.check is not None and self.before is not None:
-            seen.state = seen.state or self.before.difference(Fingerprint.of(self.block))
-            # Here, in the model's own call: what it has set, anywhere, holds in the proof, too.
-            seen.refused = self.check(self.block, self.recipe, tuple(tokens.shape[1:]))
+            with self.hidden.shown():
+                seen.state = seen.state or self.before.difference(Fingerprint.of(self.block))
+                # Here, in the model's own call: what it has set, anywhere, holds in the proof, too.
+                seen.refused = self.check(self.block, self.recipe, tuple(tokens.shape[1:]))
         return as_returned(tokens.clone(), self.recipe.returns)
 
 

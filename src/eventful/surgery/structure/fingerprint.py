@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -195,7 +196,7 @@ class _Walk:
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         yield from ((str(key), part) for key, part in value.items())
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | deque):
         yield from ((str(at), part) for at, part in enumerate(value))
     elif isinstance(value, set | frozenset):
         yield "items", tuple(sorted(map(repr, value)))

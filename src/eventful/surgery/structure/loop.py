@@ -18,7 +18,7 @@ from eventful.surgery.structure.dryrun import as_returned, recipe_of, twin_of
 from eventful.surgery.structure.fingerprint import Fingerprint
 from eventful.surgery.structure.passed import reads_tokens
 from eventful.surgery.structure.recipe import Recipe
-from eventful.surgery.structure.state import hide_written
+from eventful.surgery.structure.state import Hidden
 
 
 def loop_is_plain(
@@ -56,8 +56,8 @@ class _Watched:
     at: int
 
     def __post_init__(self) -> None:
-        hide_written(self.block, self.recipe)
         self.before = Fingerprint.of(self.block)
+        self.hidden = Hidden(self.block, self.recipe)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Take what the block takes, return what it returns."""
@@ -70,7 +70,8 @@ class _Watched:
         watch.plain &= watch.next == self.at and (self.at == 0 or tokens is known)
         watch.next = self.at + 1
         watch.inside = True
-        watch.state = watch.state or self.before.difference(Fingerprint.of(self.block))
+        with self.hidden.shown():
+            watch.state = watch.state or self.before.difference(Fingerprint.of(self.block))
         made = tokens.clone()
         watch.inside = False
         if watch.next < watch.count:

@@ -29,6 +29,7 @@ from eventful.surgery.outputs import first_tensor
 from eventful.surgery.structure.fingerprint import Alike, Fingerprint, KeptFingerprint
 from eventful.surgery.structure.recipe import Recipe
 from eventful.surgery.structure.roles import recipes, returned_length
+from eventful.surgery.structure.state import refuse_lost_writes
 from eventful.surgery.structure.suspects import suspects
 from eventful.surgery.structure.tape import record
 from eventful.surgery.structure.twins import generator, healthy_twin, louder, other_weights
@@ -127,6 +128,7 @@ def _describe(block: nn.Module, hint: Recipe | None) -> Recipe:
             raise Mismatch("it writes into the tokens it gets")
         writes = tuple(fresh.differences(Fingerprint.of(twin)))
         found = _first_proven(twin, recipes(twin, tape), call, tape.masked)
+        refuse_lost_writes(block, twin, writes)
         return replace(found, writes=writes)
     raise reasons[0]
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from eventful.surgery.adapter import Foreign, Mismatch
 from eventful.surgery.structure.fingerprint import Fingerprint, KeptFingerprint
@@ -29,6 +33,7 @@ class BlockState:
 
     def __init__(self, block: nn.Module, recipe: Recipe, tried: KeptFingerprint | None) -> None:
         self._called = recipe.called()
+        self._writes = frozenset(recipe.writes)  # by calls outside a stream
         self._block = block
         outside = {name: module for name, module in block.named_modules() if not self._runs(name)}
         for name, module in outside.items():
@@ -54,29 +59,76 @@ class BlockState:
             return None
         now = Fingerprint.of(self._block).without_weights()
         changed = (name.partition(":")[0] for name in self._state.differences(now))
-        return next((name for name in changed if not self._runs(name)), None)
+        others = (name for name in changed if name not in self._writes)
+        return next((name for name in others if not self._runs(name)), None)
 
 
-class _NotComputed:
-    """Stands for what a block's forward would have set; whatever reads it fails."""
+class _NotComputed(Tensor):
+    """Stands for a tensor that a block's forward would have set; whatever uses it fails."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    name: str
 
-    def _fail(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise RuntimeError(f"it reads `{self._name}`, which its block sets")
-
-    __bool__ = __len__ = __iter__ = __getitem__ = __getattr__ = _fail
-    __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __truediv__ = __matmul__ = _fail
-
-    def __deepcopy__(self, memo: object) -> None:
-        return None  # in a copy that runs, nothing was computed yet
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> NoReturn:
+        values = pytree.tree_leaves((args, kwargs))
+        name = next(vars(value)["name"] for value in values if isinstance(value, cls))
+        raise RuntimeError(f"it reads `{name}`, which its block sets")
 
 
-def hide_written(block: nn.Module, recipe: Recipe | None) -> None:
-    """Replace what a block's own forward sets, on a copy of the block that is not run."""
-    for name in () if recipe is None else recipe.writes:
-        owner, _, attribute = name.rpartition(".")
-        holder = dict[str, Foreign](block.named_modules()).get(owner)
-        if isinstance(holder, nn.Module) and attribute in vars(holder):
-            vars(holder)[attribute] = _NotComputed(name)
+class Hidden:
+    """Tensors that a block's own forward sets, replaced on a copy of the block that is not run."""
+
+    def __init__(self, block: nn.Module, recipe: Recipe | None) -> None:
+        names = () if recipe is None else recipe.writes
+        self._places = [place for name in names if (place := written_place(block, name))]
+        self._before = [held[attribute] for held, attribute in self._places]
+        self._stand_ins = [torch.empty(0).as_subclass(_NotComputed) for _ in self._places]
+        for one, (_, attribute) in zip(self._stand_ins, self._places, strict=True):
+            vars(one)["name"] = attribute
+        self._hide()
+
+    def _hide(self) -> None:
+        for (held, attribute), one in zip(self._places, self._stand_ins, strict=True):
+            held[attribute] = one
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """The block as it was, for a while; what was set meanwhile stays."""
+        every = zip(self._places, self._before, self._stand_ins, strict=True)
+        for (held, attribute), before, one in every:
+            if held.get(attribute) is one:
+                held[attribute] = before
+        try:
+            yield
+        finally:
+            self._hide()
+
+
+def written_place(block: nn.Module, name: str) -> tuple[dict[str, Any], str] | None:
+    """Where the tensor of a module of a block is kept, by its dotted name; None if it is none."""
+    owner, _, attribute = name.rpartition(".")
+    holder = dict[str, Foreign](block.named_modules()).get(owner)
+    if holder is None:
+        return None
+    held = holder._buffers if attribute in holder._buffers else vars(holder)
+    return (held, attribute) if isinstance(held.get(attribute), Tensor) else None
+
+
+def refuse_lost_writes(block: nn.Module, ran: nn.Module, names: Iterable[str]) -> None:
+    """Raise `Mismatch` where something that a block's forward sets cannot be hidden in a dry run.
+
+    The model may read it after the block's call, which shows only if a tensor was in its place.
+
+    Args:
+        ran: a copy of the block that was run.
+        names: of what its run has set.
+    """
+    for name in names:
+        if written_place(block, name) is None:
+            later = written_place(ran, name) is not None
+            raise Mismatch(
+                f"its forward sets `{name}`, which a stream would not do, and the model may read it"
+                + (". Run the model once before, so that it is known who does" if later else "")
+            )
