@@ -503,6 +503,30 @@ class MeanBehind(Trunk):
         return torch.cat([patches, mean, 2 * mean], 1) + self.places
 
 
+class OnGrid(Block):
+    """Takes and returns tokens (B, h, w, D)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1, 2)).unflatten(1, x.shape[1:3])
+
+
+class Resizes(Trunk):
+    """Brings every frame to one size, whatever its sides are."""
+
+    def forward(self, frame: Tensor, every: bool = False) -> Any:
+        x = self.stem(F.interpolate(frame, SIZE)).permute(0, 2, 3, 1)
+        for block in self.stages:
+            x = block(x)
+        return x.mean((1, 2))
+
+
+class WritesFrame(Trunk):
+    """Normalises frames in place."""
+
+    def forward(self, frame: Tensor, every: bool = False) -> Any:
+        return super().forward(frame.sub_(0.5).div_(0.25), every)
+
+
 class Stateful(Trunk):
     """Changes itself in every call, and draws random numbers."""
 

@@ -378,6 +378,23 @@ def test_tokens_are_found_where_they_are(kind: type[Trunk], prefix: int, suffix:
     assert (layout.prefix, layout.grid, layout.suffix) == (prefix, (4, 5), suffix)
 
 
+def test_a_grid_that_is_not_the_frames_is_refused() -> None:
+    torch.manual_seed(5)
+    model = odd.trunk(odd.OnGrid, odd.Resizes)
+    converted = eventful.convert(model, Config.fast(EVERYTHING))
+    assert_near(eventful.Stream(converted)(frame()), model(frame()))
+    with pytest.raises(UnsupportedError, match=r"got 4 x 5 tokens where 2 x 10 were expected"):
+        eventful.Stream(converted)(frame(size=(16, 80)))
+
+
+def test_a_model_may_write_into_its_frames() -> None:
+    torch.manual_seed(5)
+    model = odd.trunk(kind=odd.WritesFrame)
+    stream = eventful.Stream(eventful.convert(model, Config.fast(EVERYTHING)))
+    for seed in range(3):
+        assert_near(stream(frame(seed)), model(frame(seed)))
+
+
 def test_the_model_is_afterwards_as_it_was() -> None:
     torch.manual_seed(5)
     model = odd.trunk(kind=odd.Stateful)

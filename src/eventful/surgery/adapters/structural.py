@@ -165,9 +165,7 @@ class StructuralTrunk(Adapter):
                 f"`{extra}` was passed to a block inside a stream. The block was proven to work "
                 "on tokens alone; call the model outside the stream for this input."
             )
-        found = first_tensor((*args, *kwargs.values()))
-        assert found is not None
-        tokens = taken(found)
+        tokens = _tokens(args, kwargs)
         return BlockCall(tokens.flatten(1, 2) if tokens.dim() == 4 else tokens)
 
     def read_in(
@@ -184,6 +182,14 @@ class StructuralTrunk(Adapter):
         if layout not in state.proven:
             self._prove(spec, layout)
             state.proven.add(layout)
+        tokens = _tokens(args, kwargs)
+        if tokens.dim() == 4 and tuple(tokens.shape[1:3]) != layout.grid:
+            places = [" x ".join(map(str, sides)) for sides in (tokens.shape[1:3], layout.grid)]
+            raise UnsupportedError(
+                f"{spec.name} got {places[0]} tokens where {places[1]} were expected for frames of "
+                f"this size: they do not lie as the patches of the frame. Use frames of "
+                f"{self.facts.size[0]} x {self.facts.size[1]} px."
+            )
         return self.read(spec, args, kwargs)
 
     def _prove(self, spec: BlockSpec, layout: TokenLayout) -> None:
@@ -228,6 +234,13 @@ class StructuralTrunk(Adapter):
             return {}
         names = [short for short, _ in self.blocks(trunk)]
         return {"forward": ProvenLoop(trunk, names, name, session)}
+
+
+def _tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The tokens among a block's arguments."""
+    found = first_tensor((*args, *kwargs.values()))
+    assert found is not None
+    return taken(found)
 
 
 def is_sequence(module: nn.Module) -> bool:

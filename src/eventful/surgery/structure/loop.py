@@ -10,6 +10,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from eventful.surgery.adapter import Mismatch
 from eventful.surgery.clones import same_random_state
@@ -37,6 +38,8 @@ def loop_is_plain(
     for at, name in enumerate(names):
         block, recipe = twin.get_submodule(name), recipe_of(frames.get_submodule(name))
         vars(block)["forward"] = _Watched(watch, block, recipe, at)
+    # The model may write into what it gets.
+    args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (tuple(args), kwargs))
     with same_random_state(), torch.no_grad(), watch:
         result = twin(*args, **kwargs)
     kept = any(output() is not None for output in watch.outputs)
