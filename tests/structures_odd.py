@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -190,6 +191,11 @@ class WritesInput(Block):
 class DropsInEval(Block):
     def attention(self, x: Tensor) -> Tensor:
         return F.dropout(super().attention(x), 0.1, training=True)
+
+
+class ShakesPython(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * random.uniform(0.5, 2)
 
 
 class KeepsMaps(Block):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_hook
 
 import eventful
 import structures_odd as odd
@@ -59,7 +62,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a memory": (odd.Remembers, "another result when it is called again"),
     "a counter": (odd.Counts, "`calls` changes with every call"),
     "written input": (odd.WritesInput, "writes into the tokens it gets"),
-    "dropout": (odd.DropsInEval, "differ|residual sums|another result"),
+    "dropout": (odd.DropsInEval, "draws random numbers"),
+    "random numbers of Python": (odd.ShakesPython, "differ|residual sums|another result"),
     "left out at random": (odd.LeavesOut, "draws random numbers"),
     # Other arithmetic.
     "cosine attention": (odd.Cosine, r"differ .* by \d\.\de"),
@@ -240,7 +244,7 @@ def test_a_tensor_that_blocks_leave_may_be_there_before(note: Any) -> None:
     torch.manual_seed(5)
     model = odd.trunk(lambda: odd.Notes(note), odd.ReadsNotes)
     model(frame())
-    with pytest.raises(NoMatchError, match="reads `(mean|found)`, which its block sets"):
+    with pytest.raises(NoMatchError, match=r"reads `(mean|found)`, which its block sets"):
         eventful.convert(model)
     model = odd.trunk(lambda: odd.Notes(note))
     model(frame())
@@ -409,6 +413,76 @@ def test_the_model_is_afterwards_as_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert (numpy.random.get_state()[1] == states[2]).all()
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: torch.rand(4)], ids=["python", "torch"])
+def test_other_threads_may_draw_random_numbers(draw: Callable[[], Any]) -> None:
+    class New(odd.Block):
+        """A class that was not tried before."""
+
+    stop, drawn = threading.Event(), []
+
+    def draw_on() -> None:
+        while not stop.is_set():
+            drawn.append(float(torch.as_tensor(draw()).flatten()[0]))
+            time.sleep(0)
+
+    thread = threading.Thread(target=draw_on)
+    thread.start()
+    try:
+        assert eventful.inspect(odd.trunk(New)).matched == 3
+    finally:
+        stop.set()
+        thread.join()
+    assert len(set(drawn)) > 0.99 * len(drawn)  # its generator was not put back
+
+
+def test_a_refusal_for_random_numbers_is_not_kept() -> None:
+    class New(odd.Block):
+        """Draws random numbers at times."""
+
+        noisy = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + (torch.rand(()) if New.noisy else 0)
+
+    model = odd.trunk(New)
+    found = [block.reason for block in eventful.inspect(model).blocks]
+    assert found == ["it draws random numbers, also in evaluation mode"] * 3
+    New.noisy = False
+    assert eventful.inspect(model).matched == 3
+    assert eventful.inspect(odd.trunk(New)).matched == 3
+
+
+def test_hooks_on_all_modules_of_a_process_count_while_they_are_there() -> None:
+    class New(odd.Block):
+        """A class that was not tried before."""
+
+    def twice(module: nn.Module, args: Any, result: Any) -> Any:
+        return 2 * result if isinstance(module, New) else None
+
+    model = odd.trunk(New)
+    handle = register_module_forward_hook(twice)
+    assert eventful.inspect(model).matched == 0
+    handle.remove()
+    assert eventful.inspect(model).matched == 3
+    assert eventful.inspect(odd.trunk(New)).matched == 3
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_proofs_do_not_depend_on_autocast(preset: str) -> None:
+    class New(odd.Block):
+        """A class that was not tried before."""
+
+    torch.manual_seed(5)
+    model = odd.trunk(New)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert eventful.inspect(model).matched == 3
+        stream = eventful.Stream(eventful.convert(model, Config.preset(preset, EVERYTHING)))
+        with torch.no_grad():
+            got, want = stream(frame()).float(), model(frame()).float()
+    assert (got - want).abs().max() < 0.05 * want.abs().max()
+    near_dense(model, preset)
 
 
 def test_random_numbers_in_a_block_leave_the_generator_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,12 +19,11 @@ from eventful.surgery.adapter import Adapter, BlockCall, Foreign, Method, Mismat
 from eventful.surgery.outputs import first_tensor
 from eventful.surgery.session import Session
 from eventful.surgery.structure.dryrun import (
-    Check,
     Facts,
+    Proofs,
     as_returned,
     extra_argument,
     facts_of,
-    once_for_alike,
 )
 from eventful.surgery.structure.fingerprint import Fingerprint, KeptFingerprint
 from eventful.surgery.structure.loop import loop_is_plain
@@ -38,6 +38,7 @@ NAME = "structure"
 # What dry runs found, by the first weight of the part that takes frames, and its state.
 _facts: MutableMapping[Tensor, tuple[KeptFingerprint, list[list[str]], list[Facts]]]
 _facts = WeakTensorKeyDictionary()
+_lock = threading.Lock()
 
 
 def structural_trunks(
@@ -74,10 +75,15 @@ def _block_names(model: nn.Module, blocks: BlockList) -> list[str]:
 def _facts_of(frames: nn.Module, lists: list[list[str]]) -> list[Facts]:
     """What a dry run finds; trees over the same weights, as `convert` makes them, share it."""
     first, now = next(frames.parameters()), Fingerprint.of(frames)
-    known = _facts.get(first)
-    if known is None or known[1] != lists or not known[0].fits(now):
-        known = _facts[first] = (now.kept(), lists, facts_of(frames, lists))
-    return known[2]
+    with _lock:
+        known = _facts.get(first)
+    if known is not None and known[1] == lists and known[0].fits(now):
+        return known[2]
+    found = facts_of(frames, lists)
+    if all(facts.lasting for facts in found):
+        with _lock:
+            _facts[first] = (now.kept(), lists, found)
+    return found
 
 
 @dataclass(eq=False)
@@ -100,7 +106,7 @@ class StructuralTrunk(Adapter):
     returns: int | None = None
     spatial: bool = False
     tried: list[KeptFingerprint] = field(default_factory=list, repr=False)
-    proven: Check = field(default_factory=once_for_alike, repr=False)
+    proven: Proofs = field(default_factory=Proofs, repr=False)
     states: MutableMapping[nn.Module, BlockState] = field(
         default_factory=WeakKeyDictionary, repr=False
     )
@@ -122,7 +128,7 @@ class StructuralTrunk(Adapter):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.proven, self.states = once_for_alike(), WeakKeyDictionary()
+        self.proven, self.states = Proofs(), WeakKeyDictionary()
 
     def matches(self, module: nn.Module) -> bool:
         """See `Adapter`; trunks are found by `structural_trunks` instead."""

@@ -13,11 +13,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from eventful.surgery.adapter import Mismatch
-from eventful.surgery.clones import same_random_state
 from eventful.surgery.outputs import first_tensor
-from eventful.surgery.structure.dryrun import as_returned, recipe_of, twin_of
+from eventful.surgery.structure.dryrun import Recipes, as_returned, twin_of
 from eventful.surgery.structure.fingerprint import Fingerprint
 from eventful.surgery.structure.passed import reads_tokens
+from eventful.surgery.structure.randomness import same_random_state
 from eventful.surgery.structure.recipe import Recipe
 from eventful.surgery.structure.state import Hidden
 
@@ -33,11 +33,12 @@ def loop_is_plain(
     Raises:
         Mismatch: the call sets something on a block.
     """
+    known = Recipes({name: frames.get_submodule(name) for name in names})
     twin = twin_of(frames, [names])
     watch = _Watch(len(names))
     for at, name in enumerate(names):
-        block, recipe = twin.get_submodule(name), recipe_of(frames.get_submodule(name))
-        vars(block)["forward"] = _Watched(watch, block, recipe, at)
+        block = twin.get_submodule(name)
+        vars(block)["forward"] = _Watched(watch, block, known.found.get(name), at)
     # The model may write into what it gets.
     args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (tuple(args), kwargs))
     with same_random_state(), torch.no_grad(), watch:

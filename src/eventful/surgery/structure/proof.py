@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import inspect
 import math
-import random
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from eventful.rules.spec import BlockSpec
 from eventful.surgery.adapter import Foreign, Mismatch
 from eventful.surgery.adapters.origin import forward_of
-from eventful.surgery.clones import own_forward, same_random_state
+from eventful.surgery.clones import own_forward
 from eventful.surgery.outputs import first_tensor
 from eventful.surgery.structure.fingerprint import Alike, Fingerprint, KeptFingerprint
+from eventful.surgery.structure.randomness import Draws, same_random_state
 from eventful.surgery.structure.recipe import Recipe
 from eventful.surgery.structure.roles import recipes, returned_length
 from eventful.surgery.structure.state import refuse_lost_writes
@@ -47,6 +49,9 @@ _MOST_KEPT = 4  # verdicts for one weight: its block before and after changes of
 # Arguments of a block that switch something on, or may be None.
 _FREE = ("mask", "output_", "use_cache", "past_key", "return_", "cache", "bias", "causal", "drop")
 
+# Hooks on the modules of the whole process.
+_EVERYWHERE = (module_hooks._global_forward_hooks, module_hooks._global_forward_pre_hooks)
+
 Call = Callable[[nn.Module, Tensor], Any]
 
 # Verdicts by the first weight of a block; and by what blocks share besides weights, as a hint.
@@ -54,6 +59,10 @@ _known: MutableMapping[Tensor, list[tuple[KeptFingerprint, Recipe | str]]]
 _known = WeakTensorKeyDictionary()
 _alike: Alike[Recipe | str] = Alike()
 _lock = threading.Lock()
+
+
+class Momentary(Mismatch):
+    """A refusal that may not hold for a later call, and is not kept."""
 
 
 def described(block: nn.Module) -> Recipe:
@@ -90,14 +99,39 @@ def _verdict(block: nn.Module, now: Fingerprint) -> Recipe | str:
         return hint
     found: Recipe | str
     try:
-        # One of the modes may leave the arithmetic out.
-        with _disable_current_modes(), same_random_state(), torch.no_grad():
+        with _undisturbed():
             found = _describe(block, hint)
+    except Momentary:
+        raise
     except Mismatch as reason:
         found = f"{reason}{suspects(block)}"
+        if any(_EVERYWHERE):
+            raise Momentary(found) from reason
     with _lock:
         _alike.put(now, found)
     return found
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Whatever surrounds a proof does not change it, and it changes nothing outside."""
+    kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    with ExitStack() as stack:
+        stack.enter_context(_disable_current_modes())  # one may leave the arithmetic out
+        for kind in kinds:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(same_random_state())
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+@contextmanager
+def _without_draws() -> Iterator[None]:
+    """Raise if random numbers are drawn."""
+    with Draws() as draws:
+        yield
+    if draws.seen:
+        raise Momentary("it draws random numbers, also in evaluation mode")
 
 
 def _describe(block: nn.Module, hint: Recipe | None) -> Recipe:
@@ -115,7 +149,10 @@ def _describe(block: nn.Module, hint: Recipe | None) -> Recipe:
         tokens = torch.randn(shape, generator=generator(1), dtype=torch.float64)
         given = tokens.clone()
         try:
-            tape = record(twin, partial(call, twin, tokens), tokens)
+            with _without_draws():
+                tape = record(twin, partial(call, twin, tokens), tokens)
+        except Momentary:
+            raise
         except Exception as error:  # the block's own code on tokens it may not take
             reasons.append(
                 Mismatch(f"it does not run on tokens alone{_optional(block)}: {_said(error)}")
@@ -145,13 +182,18 @@ def differs_with(block: nn.Module, recipe: Recipe, shape: tuple[int, ...]) -> st
 
     Args:
         shape: without the batch: (N, D), or (h, w, D).
+
+    Raises:
+        Momentary: it draws random numbers.
     """
     try:
-        with _disable_current_modes(), same_random_state(), torch.no_grad():
+        with _undisturbed():
             twin, call, tokens = _twin(block), _caller(block), _tokens(recipe, shape[:-1], 5)[:1]
             off = _off(twin, recipe, _own(twin, recipe, call, tokens), tokens)
             single, few = twin.float(), _tokens(recipe, _OTHER, 2).float()
             rounded = _off(single, recipe, _own(single, recipe, call, few), few)
+    except Momentary:
+        raise
     except Mismatch as reason:
         return str(reason)
     if not off <= _TOLERANCE:
@@ -222,10 +264,7 @@ def difference(twin: nn.Module, recipe: Recipe, call: Call) -> float:
     """
     tokens = _tokens(recipe, _OTHER, 2)
     tokens[:, 1] = 0  # as padding is
-    drawn = torch.get_rng_state(), random.getstate()
     first = _own(twin, recipe, call, tokens)
-    if not torch.equal(torch.get_rng_state(), drawn[0]) or random.getstate() != drawn[1]:
-        raise Mismatch("it draws random numbers, also in evaluation mode")
     if first is None:
         raise Mismatch(f"it does not run on {_shape(tokens)} tokens as it does on more")
     off = _off(twin, recipe, first, tokens)
@@ -239,7 +278,8 @@ def difference(twin: nn.Module, recipe: Recipe, call: Call) -> float:
         off = max(off, _off(twin, recipe, _own(twin, recipe, call, tokens), tokens))
     again = _own(twin, recipe, call, tokens)
     if again is None or not torch.equal(first, again):
-        raise Mismatch("it gives another result when it is called again with the same tokens")
+        # It may also draw random numbers that torch does not see.
+        raise Momentary("it gives another result when it is called again with the same tokens")
     changed = before.difference(Fingerprint.of(twin).without_weights())
     if changed is not None:
         raise Mismatch(f"its `{changed}` changes with every call")
@@ -256,8 +296,11 @@ def _tokens(recipe: Recipe, grid: tuple[int, ...], seed: int) -> Tensor:
 def _own(twin: nn.Module, recipe: Recipe, call: Call, tokens: Tensor) -> Tensor | None:
     """What the block itself makes of tokens; None if it does not take them."""
     try:
-        result = call(twin, tokens.clone())
+        with _without_draws():
+            result = call(twin, tokens.clone())
         return first_tensor(result) if returned_length(result) == recipe.returns else None
+    except Momentary:
+        raise
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, Mismatch):
         return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -112,7 +112,7 @@ def written_place(block: nn.Module, name: str) -> tuple[dict[str, Any], str] | N
     holder = dict[str, Foreign](block.named_modules()).get(owner)
     if holder is None:
         return None
-    held = holder._buffers if attribute in holder._buffers else vars(holder)
+    held: dict[str, Any] = holder._buffers if attribute in holder._buffers else holder.__dict__
     return (held, attribute) if isinstance(held.get(attribute), Tensor) else None
 
 
