@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -22,8 +25,9 @@ from eventful import Config, TopR
 from eventful.errors import NoMatchError, UnsupportedError
 from eventful.surgery.adapter import Mismatch
 from eventful.surgery.structure import proof
+from eventful.surgery.structure.fingerprint import Alike, Fingerprint
 from eventful.surgery.structure.loop import loop_is_plain
-from structures import SIZE, PreNorm, Split, Trunk
+from structures import SIZE, PreNorm, Split, Trunk, torch_layers
 from tolerances import assert_near
 
 EVERYTHING = TopR(10**6)
@@ -183,15 +187,83 @@ def test_a_mask_is_named() -> None:
         proof.described(Masked())
 
 
-def test_a_hook_that_would_not_run_is_refused() -> None:
-    model = Trunk(*(PreNorm(32, Split(32, 4)) for _ in range(2)))
+def test_a_hook_that_changes_a_result_and_would_not_run_is_refused() -> None:
+    model = Trunk(*(PreNorm(32, Split(32, 4)) for _ in range(2))).eval()
+    seen: list[Tensor] = []
+    looks = model.stages[0].mix.register_forward_hook(lambda *call: seen.append(call[2]))
     handle = model.stages[1].mix.register_forward_hook(lambda module, args, result: 2 * result)
     assert [b.reason for b in eventful.inspect(model).blocks] == [
         None,
-        "its `mix` has a hook, which a stream would not run",
+        "a hook on its `mix` changes its result; a stream does not run it",
     ]
     handle.remove()
     assert eventful.inspect(model).matched == 2
+    stream = eventful.Stream(eventful.convert(model, Config.fast(EVERYTHING)))
+    with pytest.warns(UserWarning, match=r"stages\.0\.mix has a hook, which a stream does not run"):
+        got = stream(frame())
+    looks.remove()
+    assert_near(got, model(frame()))
+
+
+@pytest.mark.parametrize(("times", "matched"), [(1, 3), (2, 2)])
+def test_hooks_on_the_attention_of_torch(times: float, matched: int) -> None:
+    """A hook on a part of torch's own layers makes them compute in another order."""
+    model = torch_layers(norm_first=True).eval()
+    attention = model.stages[1].self_attn
+    attention.register_forward_hook(lambda module, args, result: (times * result[0], None))
+    assert eventful.inspect(model).matched == matched
+
+
+def test_a_hook_that_fails_on_random_tokens_is_named() -> None:
+    model = odd.trunk(lambda: PreNorm(32, Split(32, 4)))
+    model.stages[1].mix.register_forward_hook(lambda module, args, result: {}["missing"])
+    found = [block.reason for block in eventful.inspect(model).blocks]
+    assert found == [None, "a hook on its `mix` cannot be tried: KeyError: 'missing'", None]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_hook_ahead_of_a_block_gets_all_tokens(preset: str) -> None:
+    torch.manual_seed(5)
+    model = odd.trunk()
+    model.stages[1].register_forward_pre_hook(lambda module, args: (1.5 * args[0],))
+    near_dense(model, preset)
+
+
+def test_arguments_of_a_class_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = odd.trunk(odd.Switched, odd.Switches)
+    stream = eventful.Stream(eventful.convert(model, Config.fast(EVERYTHING)))
+    stream(frame())
+    monkeypatch.setattr(inspect, "signature", None)
+    stream(frame(1))
+
+
+def test_what_blocks_have_in_common_is_kept_with_a_limit_and_no_tensors() -> None:
+    class Slots:
+        __slots__ = ("tensor",)
+
+    block = odd.Block()
+    known: Alike[int] = Alike()
+    for count in range(300):
+        block.count = count
+        known.put(Fingerprint.of(block), count)
+    assert len(known._known) < 300
+    assert known.get(Fingerprint.of(block)) == 299
+    block.held = Slots()  # it cannot be referred to weakly
+    block.held.tensor = torch.zeros(3)
+    tensor = weakref.ref(block.held.tensor)
+    known.put(Fingerprint.of(block), 1)
+    assert known.get(Fingerprint.of(block)) is None
+    del block.held
+    assert tensor() is None
+
+
+def test_fingerprints_of_other_lengths_do_not_fit() -> None:
+    now = Fingerprint.of(odd.Block())
+    kept = now.kept()
+    assert kept.fits(now)
+    fewer = dict(list(now.tensors.items())[1:])
+    assert not kept.fits(replace(now, tensors=fewer))
+    assert not kept.fits(replace(now, objects={}))
 
 
 def test_what_the_model_sets_on_its_blocks_is_refused() -> None:

@@ -18,17 +18,17 @@ from eventful.rules.step import Step
 from eventful.surgery.adapter import Adapter, BlockCall, Foreign, Method, Mismatch
 from eventful.surgery.outputs import first_tensor
 from eventful.surgery.session import Session
+from eventful.surgery.structure.arguments import extra_argument
 from eventful.surgery.structure.dryrun import (
     Facts,
     Proofs,
     as_returned,
-    extra_argument,
     facts_of,
 )
 from eventful.surgery.structure.fingerprint import Fingerprint, KeptFingerprint
 from eventful.surgery.structure.loop import loop_is_plain
 from eventful.surgery.structure.passed import pass_on, taken
-from eventful.surgery.structure.proof import described
+from eventful.surgery.structure.proof import described, refuse_hooks
 from eventful.surgery.structure.search import BlockList, block_lists
 from eventful.surgery.structure.state import BlockState
 from eventful.tokens.layout import TokenLayout
@@ -151,6 +151,7 @@ class StructuralTrunk(Adapter):
             raise Mismatch(self.facts.refused[at])
         if (recipe.returns, recipe.spatial) != (self.returns, self.spatial):
             raise Mismatch("it takes or returns its tokens in another form than other blocks")
+        refuse_hooks(block, recipe)
         tried = self.tried[at] if at < len(self.tried) else None
         self.states[block] = BlockState(block, recipe, tried)
         return recipe.spec(block)

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from eventful.surgery.adapter import Foreign, Mismatch
 from eventful.surgery.clones import private_tree
 from eventful.surgery.outputs import first_tensor
+from eventful.surgery.structure.arguments import extra_argument
 from eventful.surgery.structure.fingerprint import Alike, Fingerprint
 from eventful.surgery.structure.layouts import Span, spans, squared_change, start_of
 from eventful.surgery.structure.proof import (
     Momentary,
     described,
     differs_with,
-    proven_arguments,
 )
 from eventful.surgery.structure.randomness import same_random_state
 from eventful.surgery.structure.recipe import Recipe
@@ -132,30 +132,6 @@ Run = Callable[[Tensor], list[list[Stub]]]
 def as_returned(tokens: Tensor, returns: int | None) -> Any:
     """Tokens as a block returns them."""
     return tokens if returns is None else (tokens, *([None] * (returns - 1)))
-
-
-def extra_argument(block: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
-    """The name of an argument that says something beside the tokens; None without one.
-
-    An argument says nothing if it is what the proof passed, see `proven_arguments`.
-    """
-    proven = proven_arguments(block)
-    names = [*proven]
-    last = names[-1] if names else "tokens"
-    given = [(names[at] if at < len(names) else last, value) for at, value in enumerate(args)][1:]
-    given += [(name, value) for name, value in kwargs.items() if not names or name != names[0]]
-    return next((n for n, value in given if not _says_nothing(value, proven.get(n))), None)
-
-
-def _says_nothing(value: Any, proven: Any) -> bool:
-    if value is proven:
-        return True
-    if value is None or value is False:
-        return proven is None or proven is False
-    if isinstance(value, dict | tuple | list) and not value:
-        return proven is None or (type(proven) is type(value) and not proven)
-    plain = type(value) in (bool, int, float, str) and type(value) is type(proven)
-    return plain and bool(value == proven)
 
 
 def facts_of(frames: nn.Module, lists: Sequence[Sequence[str]]) -> list[Facts]:

@@ -7,7 +7,6 @@ at zero hides the order of q, k and v.
 
 from __future__ import annotations
 
-import inspect
 import math
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
@@ -23,15 +22,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from eventful.rules.spec import BlockSpec
-from eventful.surgery.adapter import Foreign, Mismatch
+from eventful.surgery.adapter import Mismatch
 from eventful.surgery.adapters.origin import forward_of
 from eventful.surgery.clones import own_forward
 from eventful.surgery.outputs import first_tensor
+from eventful.surgery.part_hooks import hooks_of
+from eventful.surgery.structure.arguments import Call, caller, optional
 from eventful.surgery.structure.fingerprint import Alike, Fingerprint, KeptFingerprint
 from eventful.surgery.structure.randomness import Draws, same_random_state
 from eventful.surgery.structure.recipe import Recipe
 from eventful.surgery.structure.roles import recipes, returned_length
-from eventful.surgery.structure.state import refuse_lost_writes
+from eventful.surgery.structure.state import refuse_lost_writes, runs
 from eventful.surgery.structure.suspects import suspects
 from eventful.surgery.structure.tape import record
 from eventful.surgery.structure.twins import generator, healthy_twin, louder, other_weights
@@ -46,13 +47,17 @@ _BATCH = 2
 _LOUD, _LOUD_SCORES = 64.0, 8.0
 _ROWS = 512  # queries whose attention is computed at once
 _MOST_KEPT = 4  # verdicts for one weight: its block before and after changes of settings
-# Arguments of a block that switch something on, or may be None.
-_FREE = ("mask", "output_", "use_cache", "past_key", "return_", "cache", "bias", "causal", "drop")
 
+# What a module keeps about its hooks.
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
 # Hooks on the modules of the whole process.
 _EVERYWHERE = (module_hooks._global_forward_hooks, module_hooks._global_forward_pre_hooks)
-
-Call = Callable[[nn.Module, Tensor], Any]
 
 # Verdicts by the first weight of a block; and by what blocks share besides weights, as a hint.
 _known: MutableMapping[Tensor, list[tuple[KeptFingerprint, Recipe | str]]]
@@ -138,7 +143,7 @@ def _describe(block: nn.Module, hint: Recipe | None) -> Recipe:
     replaced = [type(m).__name__ for m in block.modules() if forward_of(m) == "" and not _lent(m)]
     if replaced:
         raise Mismatch(f"the forward of its {replaced[0]} was replaced")
-    call = _caller(block)
+    call = caller(block)
     dim = _dim(block)
     twin = _twin(block)
     if hint is not None and difference(twin, hint, call) <= _TOLERANCE:
@@ -155,7 +160,7 @@ def _describe(block: nn.Module, hint: Recipe | None) -> Recipe:
             raise
         except Exception as error:  # the block's own code on tokens it may not take
             reasons.append(
-                Mismatch(f"it does not run on tokens alone{_optional(block)}: {_said(error)}")
+                Mismatch(f"it does not run on tokens alone{optional(block)}: {_said(error)}")
             )
             continue
         if tape.output.shape != tokens.shape:
@@ -188,7 +193,7 @@ def differs_with(block: nn.Module, recipe: Recipe, shape: tuple[int, ...]) -> st
     """
     try:
         with _undisturbed():
-            twin, call, tokens = _twin(block), _caller(block), _tokens(recipe, shape[:-1], 5)[:1]
+            twin, call, tokens = _twin(block), caller(block), _tokens(recipe, shape[:-1], 5)[:1]
             off = _off(twin, recipe, _own(twin, recipe, call, tokens), tokens)
             single, few = twin.float(), _tokens(recipe, _OTHER, 2).float()
             rounded = _off(single, recipe, _own(single, recipe, call, few), few)
@@ -207,6 +212,53 @@ def differs_with(block: nn.Module, recipe: Recipe, shape: tuple[int, ...]) -> st
     return None
 
 
+def refuse_hooks(block: nn.Module, recipe: Recipe) -> None:
+    """Raise `Mismatch` if a hook on a part that a stream does not call changes the block's result.
+
+    It is not kept: hooks come and go. Where there are no such hooks, nothing is run.
+    """
+    called = recipe.called(block)
+    hooked = {
+        name: part
+        for name, part in block.named_modules()
+        if name and hooks_of(part) and not runs(called, name)
+    }
+    if not hooked:
+        return
+    with _undisturbed():
+        twin, call, tokens = _twin(block), caller(block), _tokens(recipe, _OTHER, 2)
+        usual = _own(twin, recipe, call, tokens)
+        for name, part in hooked.items():
+            found = _hooked(twin, name, part, partial(call, twin, tokens))
+            # Without hooks, torch's own layers compute in another order.
+            if usual is None or found is None or not _apart(found, usual) <= _TOLERANCE:
+                raise Mismatch(
+                    f"a hook on its `{name}` changes its result; a stream does not run it"
+                )
+
+
+def _hooked(twin: nn.Module, name: str, part: nn.Module, run: Callable[[], Any]) -> Tensor | None:
+    """What a twin makes of tokens with the hooks that a part of the block has."""
+    copy = twin.get_submodule(name)
+    for kind in _HOOKS:
+        getattr(copy, kind).update(getattr(part, kind))
+    try:
+        return first_tensor(run())
+    except Exception as error:  # the hook's own code
+        raise Mismatch(f"a hook on its `{name}` cannot be tried: {_said(error)}") from error
+    finally:
+        for kind in _HOOKS:
+            getattr(copy, kind).clear()
+
+
+def _apart(one: Tensor, two: Tensor) -> float:
+    """How far two results are from each other, relative to the largest value of the second."""
+    if one.shape != two.shape:
+        return math.inf
+    off = float((one - two).abs().max() / two.abs().max().clamp_min(1e-30))
+    return math.inf if math.isnan(off) else off
+
+
 def _found(off: float) -> str:
     if math.isinf(off):
         return "it does not run, or returns something else than"
@@ -216,13 +268,6 @@ def _found(off: float) -> str:
 def _lent(module: nn.Module) -> bool:
     """Whether a module's forward is eventful's own."""
     return own_forward(vars(module).get("forward"))
-
-
-def _optional(block: nn.Module) -> str:
-    """The arguments that a block may need beside the tokens."""
-    names = list(inspect.signature(type(block).forward).parameters)[2:]
-    names = [name for name in names if not any(word in name for word in (*_FREE, "args"))]
-    return f", without {', '.join(f'`{name}`' for name in names)}" if names else ""
 
 
 def _said(error: Exception) -> str:
@@ -313,8 +358,7 @@ def _off(twin: nn.Module, recipe: Recipe, own: Tensor | None, tokens: Tensor) ->
         got = computed(recipe.spec(twin), tokens.flatten(1, -2)).reshape(own.shape)
     except (RuntimeError, ValueError, TypeError):
         return math.inf
-    off = float((got - own).abs().max() / own.abs().max().clamp_min(1e-30))
-    return math.inf if math.isnan(off) else off
+    return _apart(got, own)
 
 
 def computed(spec: BlockSpec, x: Tensor) -> Tensor:
@@ -349,32 +393,3 @@ def _dim(block: nn.Module) -> int:
         if isinstance(module, nn.MultiheadAttention):
             return module.embed_dim
     raise Mismatch("it has no linear layers")
-
-
-def proven_arguments(block: nn.Module) -> dict[str, Any]:
-    """What the proof passes for each argument of a block's forward; the first is the tokens."""
-    found: dict[str, Any] = {}
-    for parameter in list(inspect.signature(type(block).forward).parameters.values())[1:]:
-        if parameter.kind is parameter.VAR_KEYWORD:
-            continue
-        known = parameter.default is not parameter.empty
-        off = False if parameter.name.startswith("output_") else None
-        found[parameter.name] = parameter.default if known else off
-    return found
-
-
-def _caller(block: Foreign) -> Call:
-    """Calls a block with tokens alone; raises `Mismatch` for an argument it needs beside them."""
-    parameters = list(inspect.signature(type(block).forward).parameters.values())[2:]
-    needed = [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and parameter.default is parameter.empty
-    ]
-    for name in needed:
-        if not any(word in name for word in _FREE):
-            raise Mismatch(f"its forward needs `{name}` beside the tokens")
-    passed = proven_arguments(block)
-    empty = {name: passed[name] for name in needed}
-    return lambda module, tokens: module(tokens, **empty)

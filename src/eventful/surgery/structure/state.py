@@ -26,19 +26,13 @@ class BlockState:
     Attributes:
         as_tried: whether the block is still as it was then.
         proven: layouts that it was proven for, as it is now.
-
-    Raises:
-        Mismatch: one of them has a hook, which would not run.
     """
 
     def __init__(self, block: nn.Module, recipe: Recipe, tried: KeptFingerprint | None) -> None:
-        self._called = recipe.called()
+        self._called = recipe.called(block)
         self._writes = frozenset(recipe.writes)  # by calls outside a stream
         self._block = block
         outside = {name: module for name, module in block.named_modules() if not self._runs(name)}
-        for name, module in outside.items():
-            if name and (module._forward_hooks or module._forward_pre_hooks):
-                raise Mismatch(f"its `{name}` has a hook, which a stream would not run")
         self._held = [vars(module) for module in outside.values()]
         self._ids = self._now()
         now = Fingerprint.of(block)
@@ -47,8 +41,7 @@ class BlockState:
         self._state = now.without_weights()
 
     def _runs(self, name: str) -> bool:
-        """Whether something is part of a module whose own forward runs in a stream."""
-        return any(within(name, part) for part in self._called)
+        return runs(self._called, name)
 
     def _now(self) -> list[list[int]]:
         return [list(map(id, held.values())) for held in self._held]
@@ -61,6 +54,11 @@ class BlockState:
         changed = (name.partition(":")[0] for name in self._state.differences(now))
         others = (name for name in changed if name not in self._writes)
         return next((name for name in others if not self._runs(name)), None)
+
+
+def runs(called: Iterable[str], name: str) -> bool:
+    """Whether something is part of a module whose own forward runs in a stream."""
+    return any(within(name, part) for part in called)
 
 
 class _NotComputed(Tensor):
