@@ -24,7 +24,8 @@ from clips import moving_square
 from eventful import Config, TopR
 from eventful.errors import NoMatchError, UnsupportedError
 from eventful.surgery.adapter import Mismatch
-from eventful.surgery.structure import proof
+from eventful.surgery.conversion import find_session, global_attention
+from eventful.surgery.structure import dryrun, proof
 from eventful.surgery.structure.fingerprint import Alike, Fingerprint
 from eventful.surgery.structure.loop import loop_is_plain
 from structures import SIZE, PreNorm, Split, Trunk, torch_layers
@@ -151,7 +152,9 @@ def test_a_buffer_that_is_loaded_after_a_stream_ran_is_proven_again(
             stream(frame(1))
 
 
-def test_another_size_of_frames_is_proven_in_the_stream() -> None:
+def test_another_size_of_frames_is_proven_once_in_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Any22(odd.PooledBeyond):
         def keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             return super().keys(k, v) if k.shape[-2] > odd.TOKENS else (k, v)
@@ -166,10 +169,15 @@ def test_another_size_of_frames_is_proven_in_the_stream() -> None:
     for block, wrong in ((odd.Block, False), (Any22, True)):
         model = odd.trunk(block, Resized)
         for preset in PRESETS:
-            stream = eventful.Stream(eventful.convert(model, Config.preset(preset, EVERYTHING)))
+            converted = eventful.convert(model, Config.preset(preset, EVERYTHING))
+            stream = eventful.Stream(converted)
             large = frame(size=(64, 80))
             if not wrong:
                 assert_near(stream(large), model(large))
+                with monkeypatch.context() as patch:  # a new description of the same block
+                    patch.setattr(dryrun, "Fingerprint", None)
+                    assert global_attention(find_session(converted))
+                    stream(large)
                 continue
             with pytest.raises(UnsupportedError, match=r"stages\.0 .* with 82 tokens"):
                 stream(large)
@@ -506,7 +514,7 @@ def test_other_threads_may_draw_random_numbers(draw: Callable[[], Any]) -> None:
     finally:
         stop.set()
         thread.join()
-    assert len(set(drawn)) > 0.99 * len(drawn)  # its generator was not put back
+    assert len(set(drawn)) >= 0.99 * len(drawn)  # its generator was not put back
 
 
 def test_a_refusal_for_random_numbers_is_not_kept() -> None:

@@ -153,7 +153,7 @@ class StructuralTrunk(Adapter):
             raise Mismatch("it takes or returns its tokens in another form than other blocks")
         refuse_hooks(block, recipe)
         tried = self.tried[at] if at < len(self.tried) else None
-        self.states[block] = BlockState(block, recipe, tried)
+        self.states[block] = BlockState(block, recipe, tried, self.states.get(block))
         return recipe.spec(block)
 
     def layout(self, trunk: nn.Module, size: tuple[int, int]) -> TokenLayout:

@@ -22,13 +22,20 @@ class BlockState:
 
     Args:
         tried: the block when it was tried in the model; None if that is not known.
+        last: the state when the block was described before.
 
     Attributes:
         as_tried: whether the block is still as it was then.
         proven: layouts that it was proven for, as it is now.
     """
 
-    def __init__(self, block: nn.Module, recipe: Recipe, tried: KeptFingerprint | None) -> None:
+    def __init__(
+        self,
+        block: nn.Module,
+        recipe: Recipe,
+        tried: KeptFingerprint | None,
+        last: BlockState | None,
+    ) -> None:
         self._called = recipe.called(block)
         self._writes = frozenset(recipe.writes)  # by calls outside a stream
         self._block = block
@@ -36,7 +43,9 @@ class BlockState:
         self._held = [vars(module) for module in outside.values()]
         self._ids = self._now()
         now = Fingerprint.of(block)
-        self.proven: set[TokenLayout] = set()
+        self._kept = now.kept()
+        same = last is not None and last._kept.fits(now)
+        self.proven: set[TokenLayout] = last.proven if last is not None and same else set()
         self.as_tried = tried is not None and tried.fits(now)
         self._state = now.without_weights()
 
