@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +80,18 @@ class MaskedBeyond(Block):
         mask = torch.zeros(64, 64)
         mask[20:, :5] = -1e9
         self.register_buffer("mask", mask)
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        n = q.shape[-2]
+        return super().scores(q, k) + self.mask[:n, :n].to(q)
+
+
+class MaskedLater(Block):
+    """Adds a mask that is zero until another one is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.zeros(TOKENS, TOKENS))
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         n = q.shape[-2]
@@ -179,12 +193,50 @@ class DropsInEval(Block):
         return F.dropout(super().attention(x), 0.1, training=True)
 
 
+class ShakesPython(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * random.uniform(0.5, 2)
+
+
 class KeepsMaps(Block):
     """Keeps its attention for whoever looks; it does not use it."""
 
     def weights(self, scores: Tensor) -> Tensor:
         self.map = super().weights(scores)
         return self.map
+
+
+class Notes(Block):
+    """Notes the mean of its tokens somewhere for the model; it does not use it."""
+
+    def __init__(self, note: Callable[[Notes, Tensor], None]) -> None:
+        super().__init__()
+        self.note, self.found, self.held, self.shared = note, None, {}, Settings(0.0)
+        self.line: deque[Tensor] = deque(maxlen=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.note(self, x.mean(1, keepdim=True))
+        return super().forward(x)
+
+
+def note_in_dict(block: Notes, mean: Tensor) -> None:
+    block.held["mean"] = mean
+
+
+def note_in_line(block: Notes, mean: Tensor) -> None:
+    block.line.append(mean)
+
+
+def note_in_object(block: Notes, mean: Tensor) -> None:
+    block.shared.mean = mean
+
+
+def note_in_new(block: Notes, mean: Tensor) -> None:
+    block.mean = mean
+
+
+def note_in_none(block: Notes, mean: Tensor) -> None:
+    block.found = mean
 
 
 # Blocks with other arithmetic.
@@ -216,6 +268,19 @@ class Cosine(Block):
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         return F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT * self.sharpness.exp()
+
+
+class LearnedScale(Block):
+    """Passes the value of a parameter on as a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sharpness = nn.Parameter(torch.tensor(5.0))
+
+    def attention(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, scale=float(self.sharpness))
+        return self.proj(attended.transpose(1, 2).flatten(2))
 
 
 class HeadGates(Block):
@@ -444,6 +509,30 @@ class MeanBehind(Trunk):
         return torch.cat([patches, mean, 2 * mean], 1) + self.places
 
 
+class OnGrid(Block):
+    """Takes and returns tokens (B, h, w, D)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1, 2)).unflatten(1, x.shape[1:3])
+
+
+class Resizes(Trunk):
+    """Brings every frame to one size, whatever its sides are."""
+
+    def forward(self, frame: Tensor, every: bool = False) -> Any:
+        x = self.stem(F.interpolate(frame, SIZE)).permute(0, 2, 3, 1)
+        for block in self.stages:
+            x = block(x)
+        return x.mean((1, 2))
+
+
+class WritesFrame(Trunk):
+    """Normalises frames in place."""
+
+    def forward(self, frame: Tensor, every: bool = False) -> Any:
+        return super().forward(frame.sub_(0.5).div_(0.25), every)
+
+
 class Stateful(Trunk):
     """Changes itself in every call, and draws random numbers."""
 
@@ -470,6 +559,21 @@ class ReadsMap(Trunk):
     def forward(self, frame: Tensor, every: bool = False) -> Any:
         result = super().forward(frame, every)
         return result * self.stages[0].map.max()
+
+
+class ReadsNotes(Trunk):
+    """Uses what its blocks noted, if they have."""
+
+    def forward(self, frame: Tensor, every: bool = False) -> Any:
+        x = self.embed(frame)
+        for block in self.stages:
+            x = block(x)
+        for block in self.stages:
+            new = [getattr(held, "mean", None) for held in (block, block.shared)]
+            kept = (block.found, *block.line, *block.held.values(), *new)
+            found = [value for value in kept if isinstance(value, Tensor)]
+            x = x + sum(found)
+        return x
 
 
 class Switched(Block):

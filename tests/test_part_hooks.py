@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 
 import pytest
@@ -60,6 +61,36 @@ def test_a_hook_that_is_run_is_not_warned_of(converted: nn.Module, part: str) ->
             stream(frame)
             batch(frame)
     assert len(seen) == 2 * len(FRAMES)
+
+
+def test_a_copy_judges_hooks_anew(converted: nn.Module) -> None:
+    """Numbers of hooks are those of a process: in another one they may be of other hooks."""
+    seen_on(converted.blocks[0].mlp)
+    Stream(converted)(FRAMES[0])
+    twin = copy.deepcopy(converted)
+    judged = [vars(model.blocks[0])["forward"]._hooks._judged for model in (converted, twin)]
+    assert [len(ids) for ids in judged] == [1, 0]
+
+
+def test_steps_in_several_threads_do_not_warn_of_each_other(converted: nn.Module) -> None:
+    waiting, going = threading.Event(), threading.Event()
+
+    def wait(module: nn.Module, args: object) -> None:
+        if threading.current_thread() is first:
+            waiting.set()
+            going.wait(10)
+
+    first = threading.Thread(target=lambda: Stream(converted)(FRAMES[0]))
+    converted.blocks[0].attn.qkv.register_forward_pre_hook(wait)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first.start()
+        assert waiting.wait(10)
+        try:
+            Stream(converted)(FRAMES[0])
+        finally:
+            going.set()
+            first.join()
 
 
 def test_probes_are_taken_away(converted: nn.Module) -> None:

@@ -119,9 +119,7 @@ class Guard:
             if [block for _, block in adapter.blocks(trunk)] != self._session.sequence[name]:
                 raise WeightsChangedError(_REORDERED)
         view = ModelView(self._model, self._session)
-        if view.settings != self._session.settings:
-            self._session.settings = view.settings
-            self._session.revision += 1
+        view.count_revision()
         return view
 
     def remember(self, view: ModelView, *, ran: bool) -> None:

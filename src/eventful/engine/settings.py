@@ -6,9 +6,12 @@ import copy
 from collections.abc import Callable, Container, Iterator, MutableMapping, Sequence
 from operator import is_, itemgetter
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
+
+from eventful.surgery.session import KeptTensor
 
 Volatile = MutableMapping[nn.Module, set[str]]  # attributes that a model's own forward changes
 Place = tuple[nn.Module, str]  # a module and the name of one of its attributes
@@ -89,6 +92,19 @@ class Settings:
     def tensors(self) -> list[Tensor]:
         """Buffers and other tensors that are not parameters."""
         return self._tensors
+
+    def kept_tensors(self) -> list[KeptTensor]:
+        """The tensors, without keeping them alive, each with its address and count of writes."""
+        known = self._memory()
+        return [(ref(tensor), *known[id(tensor)]) for tensor in self._tensors]
+
+    def holds(self, kept: Sequence[KeptTensor]) -> bool:
+        """Whether these tensors are still the same, and nobody wrote to them."""
+        known = self._memory()
+        if len(kept) != len(self._tensors):
+            return False
+        pairs = zip(kept, self._tensors, strict=True)
+        return all(get() is t and (at, writes) == known[id(t)] for (get, at, writes), t in pairs)
 
     def same(self) -> bool:
         """Whether all that is watched is as it was."""

@@ -81,10 +81,12 @@ class ModelView:
         """Of the trunks."""
         return self._trunk.parameters
 
-    @property
-    def settings(self) -> list[Any]:
-        """Attributes of the trunks' modules."""
-        return self._settings.values
+    def count_revision(self) -> None:
+        """Count in the session that settings or buffers of the trunks are not the last stream's."""
+        session, now = self._session, self._settings
+        if now.values != session.settings or not now.holds(session.buffers):
+            session.settings, session.buffers = now.values, now.kept_tensors()
+            session.revision += 1
 
     def hooked(self) -> bool:
         """Whether some module has hooks, which recorded work would not run."""

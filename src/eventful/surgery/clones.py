@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import random
-import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -101,22 +98,3 @@ def _own(value: Any, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(value, memo)
     except Exception:  # locks, files, whatever a library forbids to copy
         return value
-
-
-@contextmanager
-def same_random_state() -> Iterator[None]:
-    """The generators of torch, numpy and Python are afterwards as they were."""
-    numpy = sys.modules.get("numpy")
-    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-    kept = torch.get_rng_state(), random.getstate()
-    arrays = None if numpy is None else numpy.random.get_state()
-    devices = torch.cuda.get_rng_state_all() if cuda else []
-    try:
-        yield
-    finally:
-        torch.set_rng_state(kept[0])
-        random.setstate(kept[1])
-        if numpy is not None:
-            numpy.random.set_state(arrays)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)

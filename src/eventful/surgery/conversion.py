@@ -129,7 +129,9 @@ class BlockForward:
         call = adapter.read_in(step, spec, args, kwargs)
         if spec.first and adapter.adds_positions:
             step.record.positions[self.trunk_name] = (call.tokens.shape[1], spec.dim)
-        if adapter.watched(spec, step) or not adapter.knows_loop(trunk):
+        # A hook ahead of the next block gets what this one returns.
+        hooked = self.following is not None and bool(self.following._forward_pre_hooks)
+        if hooked or adapter.watched(spec, step) or not adapter.knows_loop(trunk):
             step.taps.setdefault(self.trunk_name, set()).add(spec.index)
         whole = step.flush_all or step.config.gating == "frame"  # not one operator alone
         with self._hooks.watched() if whole else nullcontext():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -23,10 +24,14 @@ class PartHooks:
         self._looked = -1
         self._judged: set[int] = set()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Ids of hooks hold in this process alone."""
+        return {**self.__dict__, "_looked": -1, "_judged": set()}
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """While the block computes all its parts, or, where no token is selected, none."""
-        registered = RemovableHandle.next_id  # grows with every hook of the process
+        registered: int = RemovableHandle.next_id  # grows with every hook of the process
         hooked = {} if registered == self._looked else self._hooked()
         if not hooked:
             self._looked = registered
@@ -48,7 +53,7 @@ class PartHooks:
 
     def _judge(self, hooked: dict[str, nn.Module], called: set[nn.Module]) -> None:
         for name, part in hooked.items():
-            self._judged.update(_hooks(part))
+            self._judged.update(hooks_of(part))
             if part not in called:
                 self._session.warn_once(
                     f"{self._name}.{name} has a hook, which a stream does not run: it computes "
@@ -61,7 +66,7 @@ class PartHooks:
         return {
             name: part
             for name, part in self._block.named_modules()
-            if name and not self._judged.issuperset(_hooks(part))
+            if name and not self._judged.issuperset(hooks_of(part))
         }
 
 
@@ -75,11 +80,12 @@ class _Noted:
         self._called.add(module)
 
 
-def _hooks(part: nn.Module) -> set[int]:
+def hooks_of(part: nn.Module) -> set[int]:
     """Ids of a module's hooks, without those that transformers keeps for outputs on request."""
     every = {**part._forward_hooks, **part._forward_pre_hooks}
     return {
         key
         for key, hook in every.items()
-        if not str(getattr(hook, "__module__", "")).startswith("transformers.")
+        if not isinstance(hook, _Noted)  # of a step in another thread
+        and not str(getattr(hook, "__module__", "")).startswith("transformers.")
     }

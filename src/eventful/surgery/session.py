@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the engine is above this package and is not imported from h
     from eventful.surgery.linears import PackedWeight
 
 Part = nn.Module | Tensor | None
+KeptTensor = tuple[ref[Tensor], int, int]  # a tensor, its address and its count of writes
 
 
 @dataclass
@@ -40,7 +41,8 @@ class Session:
         original: the model that was cloned; None if it was converted in place.
         volatile: attributes, by module, that the model's own forward changes.
         settings: attributes of the trunks when a stream last started.
-        revision: how many times a starting stream found changed settings.
+        buffers: and other tensors of the trunks that are not parameters, at that time.
+        revision: how many times a starting stream found changed settings or buffers.
         placed: instance attributes set on modules, with what they replaced, for `restore`.
         handles: hooks to be removed with them.
         stores: memory and CUDA graphs of steps on a GPU, by frame shape, dtype and device.
@@ -63,6 +65,7 @@ class Session:
         default_factory=WeakKeyDictionary, repr=False
     )
     settings: list[object] | None = field(default=None, repr=False)
+    buffers: list[KeptTensor] = field(default_factory=list, repr=False)
     revision: int = 0
     placed: list[tuple[nn.Module, str, dict[str, object]]] = field(default_factory=list, repr=False)
     handles: list[RemovableHandle] = field(default_factory=list, repr=False)
@@ -118,6 +121,7 @@ class Session:
             "original": None,
             "volatile": None,
             "settings": None,
+            "buffers": [],
             "stores": {},
             "costs": {},
             "parts": [],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,18 +18,17 @@ from eventful.rules.step import Step
 from eventful.surgery.adapter import Adapter, BlockCall, Foreign, Method, Mismatch
 from eventful.surgery.outputs import first_tensor
 from eventful.surgery.session import Session
+from eventful.surgery.structure.arguments import extra_argument
 from eventful.surgery.structure.dryrun import (
-    Check,
     Facts,
+    Proofs,
     as_returned,
-    extra_argument,
     facts_of,
-    once_for_alike,
 )
 from eventful.surgery.structure.fingerprint import Fingerprint, KeptFingerprint
 from eventful.surgery.structure.loop import loop_is_plain
 from eventful.surgery.structure.passed import pass_on, taken
-from eventful.surgery.structure.proof import described
+from eventful.surgery.structure.proof import described, refuse_hooks
 from eventful.surgery.structure.search import BlockList, block_lists
 from eventful.surgery.structure.state import BlockState
 from eventful.tokens.layout import TokenLayout
@@ -38,6 +38,7 @@ NAME = "structure"
 # What dry runs found, by the first weight of the part that takes frames, and its state.
 _facts: MutableMapping[Tensor, tuple[KeptFingerprint, list[list[str]], list[Facts]]]
 _facts = WeakTensorKeyDictionary()
+_lock = threading.Lock()
 
 
 def structural_trunks(
@@ -74,10 +75,15 @@ def _block_names(model: nn.Module, blocks: BlockList) -> list[str]:
 def _facts_of(frames: nn.Module, lists: list[list[str]]) -> list[Facts]:
     """What a dry run finds; trees over the same weights, as `convert` makes them, share it."""
     first, now = next(frames.parameters()), Fingerprint.of(frames)
-    known = _facts.get(first)
-    if known is None or known[1] != lists or not known[0].fits(now):
-        known = _facts[first] = (now.kept(), lists, facts_of(frames, lists))
-    return known[2]
+    with _lock:
+        known = _facts.get(first)
+    if known is not None and known[1] == lists and known[0].fits(now):
+        return known[2]
+    found = facts_of(frames, lists)
+    if all(facts.lasting for facts in found):
+        with _lock:
+            _facts[first] = (now.kept(), lists, found)
+    return found
 
 
 @dataclass(eq=False)
@@ -89,7 +95,8 @@ class StructuralTrunk(Adapter):
         path: of the list of blocks, relative to the part that takes frames.
         whole: whether the trunk is that part; otherwise it is the list.
         returns, spatial: see `Recipe`.
-        proven: checks blocks with numbers of tokens that are new.
+        tried: the blocks when dry runs of the model tried them; empty where that is not known.
+        proven: checks blocks with numbers of tokens that are new, and blocks that have changed.
         states: of the blocks when they were described last.
     """
 
@@ -98,7 +105,8 @@ class StructuralTrunk(Adapter):
     whole: bool
     returns: int | None = None
     spatial: bool = False
-    proven: Check = field(default_factory=once_for_alike, repr=False)
+    tried: list[KeptFingerprint] = field(default_factory=list, repr=False)
+    proven: Proofs = field(default_factory=Proofs, repr=False)
     states: MutableMapping[nn.Module, BlockState] = field(
         default_factory=WeakKeyDictionary, repr=False
     )
@@ -106,6 +114,7 @@ class StructuralTrunk(Adapter):
 
     def learn(self, blocks: nn.Module) -> None:
         """Take what all blocks of a list share from the first that can be described."""
+        self.tried = [Fingerprint.of(block).kept() for block in blocks.children()]
         for block in blocks.children():
             try:
                 recipe = described(block)
@@ -115,11 +124,11 @@ class StructuralTrunk(Adapter):
             return
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "proven": None, "states": None}
+        return {**self.__dict__, "tried": [], "proven": None, "states": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.proven, self.states = once_for_alike(), WeakKeyDictionary()
+        self.proven, self.states = Proofs(), WeakKeyDictionary()
 
     def matches(self, module: nn.Module) -> bool:
         """See `Adapter`; trunks are found by `structural_trunks` instead."""
@@ -137,12 +146,14 @@ class StructuralTrunk(Adapter):
         recipe = described(block)
         if self.facts.reason is not None:
             raise Mismatch(self.facts.reason)
-        for (_, known), reason in zip(self.blocks(trunk), self.facts.refused, strict=False):
-            if known is block and reason is not None:
-                raise Mismatch(reason)
+        at = [known for _, known in self.blocks(trunk)].index(block)
+        if at < len(self.facts.refused) and self.facts.refused[at] is not None:
+            raise Mismatch(self.facts.refused[at])
         if (recipe.returns, recipe.spatial) != (self.returns, self.spatial):
             raise Mismatch("it takes or returns its tokens in another form than other blocks")
-        self.states[block] = BlockState(block, recipe)
+        refuse_hooks(block, recipe)
+        tried = self.tried[at] if at < len(self.tried) else None
+        self.states[block] = BlockState(block, recipe, tried, self.states.get(block))
         return recipe.spec(block)
 
     def layout(self, trunk: nn.Module, size: tuple[int, int]) -> TokenLayout:
@@ -161,38 +172,49 @@ class StructuralTrunk(Adapter):
                 f"`{extra}` was passed to a block inside a stream. The block was proven to work "
                 "on tokens alone; call the model outside the stream for this input."
             )
-        found = first_tensor((*args, *kwargs.values()))
-        assert found is not None
-        tokens = taken(found)
+        tokens = _tokens(args, kwargs)
         return BlockCall(tokens.flatten(1, 2) if tokens.dim() == 4 else tokens)
 
     def read_in(
         self, step: Step, spec: BlockSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BlockCall:
         """See `Adapter`; a number of tokens that is new is proven first."""
-        changed = self.states[spec.module].changed()
+        state, layout = self.states[spec.module], step.layouts[spec.trunk]
+        changed = state.changed()
         if changed is not None:
             raise UnsupportedError(
                 f"The model set `{changed}` of its block {spec.name} in this call. A stream runs "
                 "parts of the block, which do not see it; call the model outside the stream."
             )
-        step.constant(("proven", spec.name), lambda: self._prove(step, spec))
+        if layout not in state.proven:
+            self._prove(spec, layout)
+            state.proven.add(layout)
+        tokens = _tokens(args, kwargs)
+        if tokens.dim() == 4 and tuple(tokens.shape[1:3]) != layout.grid:
+            places = [" x ".join(map(str, sides)) for sides in (tokens.shape[1:3], layout.grid)]
+            raise UnsupportedError(
+                f"{spec.name} got {places[0]} tokens where {places[1]} were expected for frames of "
+                f"this size: they do not lie as the patches of the frame. Use frames of "
+                f"{self.facts.size[0]} x {self.facts.size[1]} px."
+            )
         return self.read(spec, args, kwargs)
 
-    def _prove(self, step: Step, spec: BlockSpec) -> bool:
-        """Raise where a block does something else with as many tokens as there are now."""
-        layout = step.layouts[spec.trunk]
+    def _prove(self, spec: BlockSpec, layout: TokenLayout) -> None:
+        """Raise where a block, as it is now, does something else with as many tokens."""
+        usual = layout == self.facts.layout(self.facts.size)
+        if usual and self.states[spec.module].as_tried:
+            return
         places = layout.grid if self.spatial else (layout.tokens,)
-        if layout == self.facts.layout(self.facts.size):
-            return True
         reason = self.proven(spec.module, described(spec.module), (*places, spec.dim))
         if reason is not None:
             raise UnsupportedError(
-                f"{spec.name} cannot be used for frames of this size: {reason}. Use frames of "
+                f"{spec.name} was changed since the model was converted: {reason}. Undo the "
+                "change, or convert the model again."
+                if usual
+                else f"{spec.name} cannot be used for frames of this size: {reason}. Use frames of "
                 f"{self.facts.size[0]} x {self.facts.size[1]} px, or an adapter "
                 "(docs/adapters.md)."
             )
-        return True
 
     def write(self, tokens: Tensor, layout: TokenLayout | None, args: tuple[Any, ...]) -> Any:
         """See `Adapter`."""
@@ -219,6 +241,13 @@ class StructuralTrunk(Adapter):
             return {}
         names = [short for short, _ in self.blocks(trunk)]
         return {"forward": ProvenLoop(trunk, names, name, session)}
+
+
+def _tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The tokens among a block's arguments."""
+    found = first_tensor((*args, *kwargs.values()))
+    assert found is not None
+    return taken(found)
 
 
 def is_sequence(module: nn.Module) -> bool:

@@ -12,13 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from eventful.surgery.adapter import Foreign, Mismatch
-from eventful.surgery.clones import private_tree, same_random_state
+from eventful.surgery.clones import private_tree
 from eventful.surgery.outputs import first_tensor
+from eventful.surgery.structure.arguments import extra_argument
 from eventful.surgery.structure.fingerprint import Alike, Fingerprint
 from eventful.surgery.structure.layouts import Span, spans, squared_change, start_of
-from eventful.surgery.structure.proof import described, differs_with, proven_arguments
+from eventful.surgery.structure.proof import (
+    Momentary,
+    described,
+    differs_with,
+)
+from eventful.surgery.structure.randomness import same_random_state
 from eventful.surgery.structure.recipe import Recipe
-from eventful.surgery.structure.state import hide_written
+from eventful.surgery.structure.state import Hidden
 from eventful.tokens.layout import TokenLayout
 
 _SIZES = (224, 256, 384, 336, 518, 512, 448, 64, 32)
@@ -34,6 +40,7 @@ class Facts:
         grid: of tokens for that size; (0, 0) where it is not known.
         reason: why they cannot be used; None if they can.
         refused: why single blocks cannot be, in the order of the list; None for those that can.
+        lasting: whether all that was found holds for later calls, too.
     """
 
     size: tuple[int, int]
@@ -42,6 +49,7 @@ class Facts:
     suffix: int = 0
     reason: str | None = None
     refused: tuple[str | None, ...] = ()
+    lasting: bool = True
 
     def layout(self, size: tuple[int, int]) -> TokenLayout:
         """The layout for frames of another size."""
@@ -96,8 +104,8 @@ class Stub:
     seen: _Seen = field(default_factory=_Seen)
 
     def __post_init__(self) -> None:
-        hide_written(self.block, self.recipe)
         self.before = None if self.check is None else Fingerprint.of(self.block)
+        self.hidden = Hidden(self.block, self.recipe)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Take what the block takes, return what it returns."""
@@ -110,39 +118,20 @@ class Stub:
             return type(self.block).forward(self.block, *args, **kwargs)
         assert tokens is not None
         if self.check is not None and self.before is not None:
-            seen.state = seen.state or self.before.difference(Fingerprint.of(self.block))
-            # Here, in the model's own call: what it has set, anywhere, holds in the proof, too.
-            seen.refused = self.check(self.block, self.recipe, tuple(tokens.shape[1:]))
+            with self.hidden.shown():
+                seen.state = seen.state or self.before.difference(Fingerprint.of(self.block))
+                # Here, in the model's own call: what it has set, anywhere, holds in the proof, too.
+                seen.refused = self.check(self.block, self.recipe, tuple(tokens.shape[1:]))
         return as_returned(tokens.clone(), self.recipe.returns)
+
+
+# Runs pictures through a model with stubs for its blocks, which are returned by list.
+Run = Callable[[Tensor], list[list[Stub]]]
 
 
 def as_returned(tokens: Tensor, returns: int | None) -> Any:
     """Tokens as a block returns them."""
     return tokens if returns is None else (tokens, *([None] * (returns - 1)))
-
-
-def extra_argument(block: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
-    """The name of an argument that says something beside the tokens; None without one.
-
-    An argument says nothing if it is what the proof passed, see `proven_arguments`.
-    """
-    proven = proven_arguments(block)
-    names = [*proven]
-    last = names[-1] if names else "tokens"
-    given = [(names[at] if at < len(names) else last, value) for at, value in enumerate(args)][1:]
-    given += [(name, value) for name, value in kwargs.items() if not names or name != names[0]]
-    return next((n for n, value in given if not _says_nothing(value, proven.get(n))), None)
-
-
-def _says_nothing(value: Any, proven: Any) -> bool:
-    if value is proven:
-        return True
-    if value is None or value is False:
-        return proven is None or proven is False
-    if isinstance(value, dict | tuple | list) and not value:
-        return proven is None or (type(proven) is type(value) and not proven)
-    plain = type(value) in (bool, int, float, str) and type(value) is type(proven)
-    return plain and bool(value == proven)
 
 
 def facts_of(frames: nn.Module, lists: Sequence[Sequence[str]]) -> list[Facts]:
@@ -151,31 +140,55 @@ def facts_of(frames: nn.Module, lists: Sequence[Sequence[str]]) -> list[Facts]:
     Args:
         lists: names of the blocks of each list, relative to `frames`.
     """
-    unknown = Facts(_sizes(frames)[0])
-    if all(recipe_of(frames.get_submodule(n)) is None for names in lists for n in names):
+    names = [name for one in lists for name in one]
+    known = Recipes({name: frames.get_submodule(name) for name in names})
+    unknown = Facts(_sizes(frames)[0], lasting=known.lasting)
+    if not known.found:
         return [unknown] * len(lists)  # no block can be described, so nothing is left to know
     with same_random_state():
+        run = partial(run_stubs, frames, lists, known)
         try:
-            size, stubs = _first_run(frames, lists)
+            size, stubs = _first_run(frames, run)
         except Mismatch as reason:
             return [replace(unknown, reason=str(reason))] * len(lists)
-        found, probe = [], _Probe(frames, lists, size)
+        found, probe = [], _Probe(frames, size, run)
         for at, one in enumerate(stubs):
             try:
                 found.append(probe.placed(at, one))
             except Mismatch as reason:
                 found.append(Facts(size, reason=str(reason)))
-        return _tried(frames, lists, found)
+        proofs = Proofs()
+        found = _tried(frames, found, partial(run, check=proofs))
+        lasting = known.lasting and proofs.lasting
+        return [replace(one, lasting=lasting) for one in found]
 
 
-def _first_run(
-    frames: nn.Module, lists: Sequence[Sequence[str]]
-) -> tuple[tuple[int, int], list[list[Stub]]]:
+class Recipes:
+    """The descriptions of blocks at one moment.
+
+    Attributes:
+        found: by the name of the block; none for those that have no description.
+        lasting: whether those that have none will not have one later.
+    """
+
+    def __init__(self, blocks: dict[str, nn.Module]) -> None:
+        self.found: dict[str, Recipe] = {}
+        self.lasting = True
+        for name, block in blocks.items():
+            try:
+                self.found[name] = described(block)
+            except Momentary:
+                self.lasting = False
+            except Mismatch:
+                continue
+
+
+def _first_run(frames: nn.Module, run: Run) -> tuple[tuple[int, int], list[list[Stub]]]:
     """Run two random frames of a size that the model takes."""
     error: Exception | None = None
     for size in _sizes(frames):
         try:
-            return size, run_stubs(frames, lists, _pictures(frames, size, 2))
+            return size, run(_pictures(frames, size, 2))
         except Exception as raised:  # the model's own code on a size it may not take
             error = error or raised
     text = str(error).strip().partition("\n")[0][:160]
@@ -188,6 +201,7 @@ def _first_run(
 def run_stubs(
     frames: nn.Module,
     lists: Sequence[Sequence[str]],
+    known: Recipes,
     pictures: Tensor,
     check: Check | None = None,
 ) -> list[list[Stub]]:
@@ -195,10 +209,7 @@ def run_stubs(
     twin = twin_of(frames, lists)
     clock = count()
     made = [
-        [
-            Stub(twin.get_submodule(name), recipe_of(frames.get_submodule(name)), clock, check)
-            for name in names
-        ]
+        [Stub(twin.get_submodule(name), known.found.get(name), clock, check) for name in names]
         for names in lists
     ]
     for stub in (stub for stubs in made for stub in stubs):
@@ -212,14 +223,6 @@ def twin_of(frames: nn.Module, lists: Sequence[Sequence[str]]) -> nn.Module:
     """A copy of the part that takes frames, to be run with stubs for its blocks."""
     blocks = [frames.get_submodule(name) for names in lists for name in names]
     return private_tree(frames, shared=blocks).eval()
-
-
-def recipe_of(block: nn.Module) -> Recipe | None:
-    """The description of a block; None where there is none."""
-    try:
-        return described(block)
-    except Mismatch:
-        return None
 
 
 def _pictures(frames: nn.Module, size: tuple[int, int], count: int) -> Tensor:
@@ -258,10 +261,8 @@ def _whole(side: object) -> bool:
 class _Probe:
     """How much the tokens of each list change where parts of a frame are exchanged."""
 
-    def __init__(
-        self, frames: nn.Module, lists: Sequence[Sequence[str]], size: tuple[int, int]
-    ) -> None:
-        self.frames, self.lists, self.size = frames, lists, size
+    def __init__(self, frames: nn.Module, size: tuple[int, int], run: Run) -> None:
+        self.size, self.run = size, run
         self.two = _pictures(frames, size, 2)
         self.known: dict[bytes, list[Tensor]] = {}  # lists of one grid share their pictures
 
@@ -280,7 +281,7 @@ class _Probe:
         key = pixels.numpy().tobytes()
         if key not in self.known:
             parts = torch.cat([torch.zeros_like(pixels[:1]), pixels])[:, None].to(self.two)
-            runs = run_stubs(self.frames, self.lists, torch.lerp(self.two[:1], self.two[1:], parts))
+            runs = self.run(torch.lerp(self.two[:1], self.two[1:], parts))
             self.known[key] = [_change(_first(stubs)) for stubs in runs]
         return self.known[key][at]
 
@@ -335,14 +336,13 @@ def _spans(tokens: Tensor, size: tuple[int, int]) -> list[Span]:
     return found
 
 
-def _tried(frames: nn.Module, lists: Sequence[Sequence[str]], found: list[Facts]) -> list[Facts]:
+def _tried(frames: nn.Module, found: list[Facts], run: Run) -> list[Facts]:
     """The facts, with reasons of blocks that do something else in the model than alone."""
     usable = [one for one in found if one.reason is None]
     if not usable:
         return found
     picture = _pictures(frames, usable[0].size, 1)
-    tried = run_stubs(frames, lists, picture, check=once_for_alike())
-    for at, stubs in enumerate(tried):
+    for at, stubs in enumerate(run(picture)):
         if found[at].reason is None:
             found[at] = replace(found[at], refused=tuple(map(_reason, stubs)))
     return found
@@ -354,16 +354,26 @@ def _reason(stub: Stub) -> str | None:
     return stub.seen.refused
 
 
-def once_for_alike() -> Check:
-    """A check that blocks which differ in their weights alone share."""
-    known: Alike[str] = Alike()
+class Proofs:
+    """Checks blocks with as many tokens as a model has; those that differ in weights alone at once.
 
-    def check(block: nn.Module, recipe: Recipe, shape: tuple[int, ...]) -> str | None:
+    Attributes:
+        lasting: whether all that was found holds for later calls, too.
+    """
+
+    def __init__(self) -> None:
+        self._known: Alike[str] = Alike()
+        self.lasting = True
+
+    def __call__(self, block: nn.Module, recipe: Recipe, shape: tuple[int, ...]) -> str | None:
+        """Why a block's description does not hold for tokens of a shape; None if it does."""
         now = Fingerprint.of(block)
-        found = known.get(now, shape)
+        found = self._known.get(now, shape)
         if found is None:
-            found = differs_with(block, recipe, shape) or ""
-            known.put(now, found, shape)
+            try:
+                found = differs_with(block, recipe, shape) or ""
+            except Momentary as reason:
+                self.lasting = False
+                return str(reason)
+            self._known.put(now, found, shape)
         return found or None
-
-    return check

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterator
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -27,12 +29,16 @@ _SCALARS = (
     type(None),
     torch.dtype,
     torch.device,
+    torch.layout,
+    torch.memory_format,
+    range,
     Enum,
     type,
 )
 # nn.Module's own bookkeeping; a block is tried in evaluation mode.
 _LEFT_OUT = frozenset(vars(nn.Module())) | {"_compiled_call_impl", "_is_hf_initialized"}
 _DEPTH = 6  # of objects inside objects
+_MOST_ALIKE = 256
 _DROPOUT = "drop"  # in a class name: does nothing in evaluation mode, whatever its probability
 
 
@@ -113,35 +119,43 @@ class KeptFingerprint:
 
     def fits(self, now: Fingerprint) -> bool:
         """Whether a module is as it was: the same tensors, not written since."""
-        if self.plain != now.plain:
+        if self.plain != now.plain or len(self.tensors) != len(now.tensors):
             return False
         tensors = zip(self.tensors, now.tensors.items(), strict=True)
         for (get, writes), (name, (tensor, later)) in tensors:
             # The proof does not depend on the values of weights.
             if get() is not tensor or (writes != later and name not in now.weights):
                 return False
-        objects = zip(self.objects, now.objects.values(), strict=True)
-        return all(get() is value for get, value in objects)
+        return _same_objects(self.objects, now)
 
 
 class Alike(Generic[T]):
-    """Something known about modules that differ in their weights alone."""
+    """Something known about modules that differ in their weights alone; threads may share it."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[list[Any], T]] = {}
+        self._known: OrderedDict[Hashable, tuple[list[Any], T]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def get(self, now: Fingerprint, key: Hashable = None) -> T | None:
         """What is known; None if nothing is."""
-        objects, found = self._known.get((now.values(), key), ([], None))
-        same = len(objects) == len(now.objects) and all(
-            get() is value for get, value in zip(objects, now.objects.values(), strict=True)
-        )
-        return found if same else None
+        values = now.values()
+        with self._lock:
+            objects, found = self._known.get((values, key), ([], None))
+        return found if _same_objects(objects, now) else None
 
     def put(self, now: Fingerprint, found: T, key: Hashable = None) -> None:
         """Keep what was found, without keeping the module alive."""
-        objects = [_weak(value) for value in now.objects.values()]
-        self._known[now.values(), key] = (objects, found)
+        values, objects = now.values(), [_weak(value) for value in now.objects.values()]
+        with self._lock:
+            self._known[values, key] = (objects, found)
+            self._known.move_to_end((values, key))
+            if len(self._known) > _MOST_ALIKE:
+                self._known.popitem(last=False)
+
+
+def _same_objects(kept: Sequence[Any], now: Fingerprint) -> bool:
+    pairs = zip(kept, now.objects.values(), strict=False)
+    return len(kept) == len(now.objects) and all(get() is value for get, value in pairs)
 
 
 @dataclass
@@ -195,7 +209,7 @@ class _Walk:
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         yield from ((str(key), part) for key, part in value.items())
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | deque):
         yield from ((str(at), part) for at, part in enumerate(value))
     elif isinstance(value, set | frozenset):
         yield "items", tuple(sorted(map(repr, value)))
@@ -224,8 +238,8 @@ def _equal(one: Tensor, two: Tensor) -> bool:
 
 
 def _weak(value: Any) -> Any:
-    """A reference that does not keep a value alive, where there are such."""
+    """A reference that does not keep a value alive; to what cannot have one, it is lost at once."""
     try:
         return ref(value)
     except TypeError:
-        return lambda: value
+        return object

@@ -10,15 +10,16 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from eventful.surgery.adapter import Mismatch
-from eventful.surgery.clones import same_random_state
 from eventful.surgery.outputs import first_tensor
-from eventful.surgery.structure.dryrun import as_returned, recipe_of, twin_of
+from eventful.surgery.structure.dryrun import Recipes, as_returned, twin_of
 from eventful.surgery.structure.fingerprint import Fingerprint
 from eventful.surgery.structure.passed import reads_tokens
+from eventful.surgery.structure.randomness import same_random_state
 from eventful.surgery.structure.recipe import Recipe
-from eventful.surgery.structure.state import hide_written
+from eventful.surgery.structure.state import Hidden
 
 
 def loop_is_plain(
@@ -32,11 +33,14 @@ def loop_is_plain(
     Raises:
         Mismatch: the call sets something on a block.
     """
+    known = Recipes({name: frames.get_submodule(name) for name in names})
     twin = twin_of(frames, [names])
     watch = _Watch(len(names))
     for at, name in enumerate(names):
-        block, recipe = twin.get_submodule(name), recipe_of(frames.get_submodule(name))
-        vars(block)["forward"] = _Watched(watch, block, recipe, at)
+        block = twin.get_submodule(name)
+        vars(block)["forward"] = _Watched(watch, block, known.found.get(name), at)
+    # The model may write into what it gets.
+    args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (tuple(args), kwargs))
     with same_random_state(), torch.no_grad(), watch:
         result = twin(*args, **kwargs)
     kept = any(output() is not None for output in watch.outputs)
@@ -56,8 +60,8 @@ class _Watched:
     at: int
 
     def __post_init__(self) -> None:
-        hide_written(self.block, self.recipe)
         self.before = Fingerprint.of(self.block)
+        self.hidden = Hidden(self.block, self.recipe)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Take what the block takes, return what it returns."""
@@ -70,7 +74,8 @@ class _Watched:
         watch.plain &= watch.next == self.at and (self.at == 0 or tokens is known)
         watch.next = self.at + 1
         watch.inside = True
-        watch.state = watch.state or self.before.difference(Fingerprint.of(self.block))
+        with self.hidden.shown():
+            watch.state = watch.state or self.before.difference(Fingerprint.of(self.block))
         made = tokens.clone()
         watch.inside = False
         if watch.next < watch.count:

@@ -7,31 +7,35 @@ at zero hides the order of q, k and v.
 
 from __future__ import annotations
 
-import inspect
 import math
-import random
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from eventful.rules.spec import BlockSpec
-from eventful.surgery.adapter import Foreign, Mismatch
+from eventful.surgery.adapter import Mismatch
 from eventful.surgery.adapters.origin import forward_of
-from eventful.surgery.clones import own_forward, same_random_state
+from eventful.surgery.clones import own_forward
 from eventful.surgery.outputs import first_tensor
+from eventful.surgery.part_hooks import hooks_of
+from eventful.surgery.structure.arguments import Call, caller, optional
 from eventful.surgery.structure.fingerprint import Alike, Fingerprint, KeptFingerprint
+from eventful.surgery.structure.randomness import Draws, same_random_state
 from eventful.surgery.structure.recipe import Recipe
 from eventful.surgery.structure.roles import recipes, returned_length
+from eventful.surgery.structure.state import refuse_lost_writes, runs
 from eventful.surgery.structure.suspects import suspects
 from eventful.surgery.structure.tape import record
-from eventful.surgery.structure.twins import generator, healthy_twin, louder
+from eventful.surgery.structure.twins import generator, healthy_twin, louder, other_weights
 
 _TOLERANCE = 1e-5
 _ROUNDED = 1e-3  # in single precision: it shows that dtypes have no code of their own
@@ -43,16 +47,27 @@ _BATCH = 2
 _LOUD, _LOUD_SCORES = 64.0, 8.0
 _ROWS = 512  # queries whose attention is computed at once
 _MOST_KEPT = 4  # verdicts for one weight: its block before and after changes of settings
-# Arguments of a block that switch something on, or may be None.
-_FREE = ("mask", "output_", "use_cache", "past_key", "return_", "cache", "bias", "causal", "drop")
 
-Call = Callable[[nn.Module, Tensor], Any]
+# What a module keeps about its hooks.
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+# Hooks on the modules of the whole process.
+_EVERYWHERE = (module_hooks._global_forward_hooks, module_hooks._global_forward_pre_hooks)
 
 # Verdicts by the first weight of a block; and by what blocks share besides weights, as a hint.
 _known: MutableMapping[Tensor, list[tuple[KeptFingerprint, Recipe | str]]]
 _known = WeakTensorKeyDictionary()
 _alike: Alike[Recipe | str] = Alike()
 _lock = threading.Lock()
+
+
+class Momentary(Mismatch):
+    """A refusal that may not hold for a later call, and is not kept."""
 
 
 def described(block: nn.Module) -> Recipe:
@@ -89,21 +104,46 @@ def _verdict(block: nn.Module, now: Fingerprint) -> Recipe | str:
         return hint
     found: Recipe | str
     try:
-        # One of the modes may leave the arithmetic out.
-        with _disable_current_modes(), same_random_state(), torch.no_grad():
+        with _undisturbed():
             found = _describe(block, hint)
+    except Momentary:
+        raise
     except Mismatch as reason:
         found = f"{reason}{suspects(block)}"
+        if any(_EVERYWHERE):
+            raise Momentary(found) from reason
     with _lock:
         _alike.put(now, found)
     return found
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Whatever surrounds a proof does not change it, and it changes nothing outside."""
+    kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    with ExitStack() as stack:
+        stack.enter_context(_disable_current_modes())  # one may leave the arithmetic out
+        for kind in kinds:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(same_random_state())
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+@contextmanager
+def _without_draws() -> Iterator[None]:
+    """Raise if random numbers are drawn."""
+    with Draws() as draws:
+        yield
+    if draws.seen:
+        raise Momentary("it draws random numbers, also in evaluation mode")
 
 
 def _describe(block: nn.Module, hint: Recipe | None) -> Recipe:
     replaced = [type(m).__name__ for m in block.modules() if forward_of(m) == "" and not _lent(m)]
     if replaced:
         raise Mismatch(f"the forward of its {replaced[0]} was replaced")
-    call = _caller(block)
+    call = caller(block)
     dim = _dim(block)
     twin = _twin(block)
     if hint is not None and difference(twin, hint, call) <= _TOLERANCE:
@@ -114,10 +154,13 @@ def _describe(block: nn.Module, hint: Recipe | None) -> Recipe:
         tokens = torch.randn(shape, generator=generator(1), dtype=torch.float64)
         given = tokens.clone()
         try:
-            tape = record(twin, partial(call, twin, tokens), tokens)
+            with _without_draws():
+                tape = record(twin, partial(call, twin, tokens), tokens)
+        except Momentary:
+            raise
         except Exception as error:  # the block's own code on tokens it may not take
             reasons.append(
-                Mismatch(f"it does not run on tokens alone{_optional(block)}: {_said(error)}")
+                Mismatch(f"it does not run on tokens alone{optional(block)}: {_said(error)}")
             )
             continue
         if tape.output.shape != tokens.shape:
@@ -127,6 +170,7 @@ def _describe(block: nn.Module, hint: Recipe | None) -> Recipe:
             raise Mismatch("it writes into the tokens it gets")
         writes = tuple(fresh.differences(Fingerprint.of(twin)))
         found = _first_proven(twin, recipes(twin, tape), call, tape.masked)
+        refuse_lost_writes(block, twin, writes)
         return replace(found, writes=writes)
     raise reasons[0]
 
@@ -143,13 +187,18 @@ def differs_with(block: nn.Module, recipe: Recipe, shape: tuple[int, ...]) -> st
 
     Args:
         shape: without the batch: (N, D), or (h, w, D).
+
+    Raises:
+        Momentary: it draws random numbers.
     """
     try:
-        with _disable_current_modes(), same_random_state(), torch.no_grad():
-            twin, call, tokens = _twin(block), _caller(block), _tokens(recipe, shape[:-1], 5)[:1]
+        with _undisturbed():
+            twin, call, tokens = _twin(block), caller(block), _tokens(recipe, shape[:-1], 5)[:1]
             off = _off(twin, recipe, _own(twin, recipe, call, tokens), tokens)
             single, few = twin.float(), _tokens(recipe, _OTHER, 2).float()
             rounded = _off(single, recipe, _own(single, recipe, call, few), few)
+    except Momentary:
+        raise
     except Mismatch as reason:
         return str(reason)
     if not off <= _TOLERANCE:
@@ -163,6 +212,53 @@ def differs_with(block: nn.Module, recipe: Recipe, shape: tuple[int, ...]) -> st
     return None
 
 
+def refuse_hooks(block: nn.Module, recipe: Recipe) -> None:
+    """Raise `Mismatch` if a hook on a part that a stream does not call changes the block's result.
+
+    It is not kept: hooks come and go. Where there are no such hooks, nothing is run.
+    """
+    called = recipe.called(block)
+    hooked = {
+        name: part
+        for name, part in block.named_modules()
+        if name and hooks_of(part) and not runs(called, name)
+    }
+    if not hooked:
+        return
+    with _undisturbed():
+        twin, call, tokens = _twin(block), caller(block), _tokens(recipe, _OTHER, 2)
+        usual = _own(twin, recipe, call, tokens)
+        for name, part in hooked.items():
+            found = _hooked(twin, name, part, partial(call, twin, tokens))
+            # Without hooks, torch's own layers compute in another order.
+            if usual is None or found is None or not _apart(found, usual) <= _TOLERANCE:
+                raise Mismatch(
+                    f"a hook on its `{name}` changes its result; a stream does not run it"
+                )
+
+
+def _hooked(twin: nn.Module, name: str, part: nn.Module, run: Callable[[], Any]) -> Tensor | None:
+    """What a twin makes of tokens with the hooks that a part of the block has."""
+    copy = twin.get_submodule(name)
+    for kind in _HOOKS:
+        getattr(copy, kind).update(getattr(part, kind))
+    try:
+        return first_tensor(run())
+    except Exception as error:  # the hook's own code
+        raise Mismatch(f"a hook on its `{name}` cannot be tried: {_said(error)}") from error
+    finally:
+        for kind in _HOOKS:
+            getattr(copy, kind).clear()
+
+
+def _apart(one: Tensor, two: Tensor) -> float:
+    """How far two results are from each other, relative to the largest value of the second."""
+    if one.shape != two.shape:
+        return math.inf
+    off = float((one - two).abs().max() / two.abs().max().clamp_min(1e-30))
+    return math.inf if math.isnan(off) else off
+
+
 def _found(off: float) -> str:
     if math.isinf(off):
         return "it does not run, or returns something else than"
@@ -172,13 +268,6 @@ def _found(off: float) -> str:
 def _lent(module: nn.Module) -> bool:
     """Whether a module's forward is eventful's own."""
     return own_forward(vars(module).get("forward"))
-
-
-def _optional(block: nn.Module) -> str:
-    """The arguments that a block may need beside the tokens."""
-    names = list(inspect.signature(type(block).forward).parameters)[2:]
-    names = [name for name in names if not any(word in name for word in (*_FREE, "args"))]
-    return f", without {', '.join(f'`{name}`' for name in names)}" if names else ""
 
 
 def _said(error: Exception) -> str:
@@ -212,17 +301,15 @@ def _first_proven(
 def difference(twin: nn.Module, recipe: Recipe, call: Call) -> float:
     """How far the description is from the block on random tokens, relative to the largest value.
 
-    Once with values of usual size, then with large ones, where activations reach their limits.
+    Once with values of usual size, then with large ones, where activations reach their limits,
+    then with other weights.
 
     Raises:
         Mismatch: the block depends on random numbers, or on earlier calls.
     """
     tokens = _tokens(recipe, _OTHER, 2)
     tokens[:, 1] = 0  # as padding is
-    drawn = torch.get_rng_state(), random.getstate()
     first = _own(twin, recipe, call, tokens)
-    if not torch.equal(torch.get_rng_state(), drawn[0]) or random.getstate() != drawn[1]:
-        raise Mismatch("it draws random numbers, also in evaluation mode")
     if first is None:
         raise Mismatch(f"it does not run on {_shape(tokens)} tokens as it does on more")
     off = _off(twin, recipe, first, tokens)
@@ -232,9 +319,12 @@ def difference(twin: nn.Module, recipe: Recipe, call: Call) -> float:
     large = _tokens(recipe, _OTHER, 3) * _LOUD
     with louder(twin, lambda name: _LOUD_SCORES if name.startswith(recipe.qkv) else _LOUD):
         off = max(off, _off(twin, recipe, _own(twin, recipe, call, large), large))
+    with other_weights(twin):
+        off = max(off, _off(twin, recipe, _own(twin, recipe, call, tokens), tokens))
     again = _own(twin, recipe, call, tokens)
     if again is None or not torch.equal(first, again):
-        raise Mismatch("it gives another result when it is called again with the same tokens")
+        # It may also draw random numbers that torch does not see.
+        raise Momentary("it gives another result when it is called again with the same tokens")
     changed = before.difference(Fingerprint.of(twin).without_weights())
     if changed is not None:
         raise Mismatch(f"its `{changed}` changes with every call")
@@ -251,8 +341,11 @@ def _tokens(recipe: Recipe, grid: tuple[int, ...], seed: int) -> Tensor:
 def _own(twin: nn.Module, recipe: Recipe, call: Call, tokens: Tensor) -> Tensor | None:
     """What the block itself makes of tokens; None if it does not take them."""
     try:
-        result = call(twin, tokens.clone())
+        with _without_draws():
+            result = call(twin, tokens.clone())
         return first_tensor(result) if returned_length(result) == recipe.returns else None
+    except Momentary:
+        raise
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, Mismatch):
         return None
 
@@ -265,8 +358,7 @@ def _off(twin: nn.Module, recipe: Recipe, own: Tensor | None, tokens: Tensor) ->
         got = computed(recipe.spec(twin), tokens.flatten(1, -2)).reshape(own.shape)
     except (RuntimeError, ValueError, TypeError):
         return math.inf
-    off = float((got - own).abs().max() / own.abs().max().clamp_min(1e-30))
-    return math.inf if math.isnan(off) else off
+    return _apart(got, own)
 
 
 def computed(spec: BlockSpec, x: Tensor) -> Tensor:
@@ -301,32 +393,3 @@ def _dim(block: nn.Module) -> int:
         if isinstance(module, nn.MultiheadAttention):
             return module.embed_dim
     raise Mismatch("it has no linear layers")
-
-
-def proven_arguments(block: nn.Module) -> dict[str, Any]:
-    """What the proof passes for each argument of a block's forward; the first is the tokens."""
-    found: dict[str, Any] = {}
-    for parameter in list(inspect.signature(type(block).forward).parameters.values())[1:]:
-        if parameter.kind is parameter.VAR_KEYWORD:
-            continue
-        known = parameter.default is not parameter.empty
-        off = False if parameter.name.startswith("output_") else None
-        found[parameter.name] = parameter.default if known else off
-    return found
-
-
-def _caller(block: Foreign) -> Call:
-    """Calls a block with tokens alone; raises `Mismatch` for an argument it needs beside them."""
-    parameters = list(inspect.signature(type(block).forward).parameters.values())[2:]
-    needed = [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and parameter.default is parameter.empty
-    ]
-    for name in needed:
-        if not any(word in name for word in _FREE):
-            raise Mismatch(f"its forward needs `{name}` beside the tokens")
-    passed = proven_arguments(block)
-    empty = {name: passed[name] for name in needed}
-    return lambda module, tokens: module(tokens, **empty)

@@ -109,12 +109,12 @@ class Recipe:
             parallel=self.form == "parallel",
         )
 
-    def called(self) -> set[str]:
+    def called(self, block: nn.Module) -> set[str]:
         """Names of the parts that run their own forward in a stream; the others do not."""
         names: set[str | None] = {self.norm1, self.norm2, *self.norms}
         for name in (*self.project, *self.mlp):
             names |= {name.gate, name.up} if isinstance(name, Gated) else {name}
-        if self.biases is None:
+        if self.biases is None and not _is_mha(block.get_submodule(self.qkv[0])):
             names |= set(self.qkv)
         return {name for name in names if name is not None and name[:1] != "@"}
 
@@ -138,7 +138,7 @@ class Recipe:
     def _layers(self, block: nn.Module) -> list[TokenMap]:
         """The layers of q, k and v."""
         layer: Any = block.get_submodule(self.qkv[0])
-        if isinstance(layer, nn.MultiheadAttention):
+        if _is_mha(layer):
             return [lambda x: F.linear(x, layer.in_proj_weight, layer.in_proj_bias)]
         if self.biases is not None:
             names = self.biases
@@ -154,11 +154,15 @@ class Recipe:
 
     def _qkv_cost(self, block: nn.Module) -> LinearCost:
         layers: list[Any] = [block.get_submodule(name) for name in self.qkv]
-        if isinstance(layers[0], nn.MultiheadAttention):
+        if _is_mha(layers[0]):
             weight, bias = layers[0].in_proj_weight, layers[0].in_proj_bias
             return LinearCost(weight.numel(), 0 if bias is None else bias.numel())
         added = 0 if self.biases is None else layers[0].out_features
         return linear_cost(*layers) + LinearCost(0, added)
+
+
+def _is_mha(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.MultiheadAttention)
 
 
 def unpack(packed: Tensor, heads: int, size: int, packing: str) -> tuple[Tensor, Tensor, Tensor]:

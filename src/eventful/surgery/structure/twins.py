@@ -40,11 +40,16 @@ def healthy_twin(block: nn.Module) -> nn.Module:
 
 def _healthy(name: str, shape: torch.Size) -> Tensor:
     noise = _noise(name, shape)
-    if len(shape) > 1 and min(shape) > 1:
+    if _of_layer(shape):
         return noise.mul_(shape[1:].numel() ** -0.5)
     if name.rpartition(".")[2].endswith("bias"):
         return noise.mul_(0.2)
     return noise.mul_(0.2).add_(1)  # of a norm, or a layer scale
+
+
+def _of_layer(shape: torch.Size) -> bool:
+    """Whether a weight is that of a linear layer or a convolution, not of a norm or a scale."""
+    return len(shape) > 1 and min(shape) > 1
 
 
 def _noise(name: str, shape: torch.Size) -> Tensor:
@@ -72,7 +77,7 @@ def louder(twin: nn.Module, gains: Callable[[str], float]) -> Iterator[None]:
     Args:
         gains: by the name of a weight.
     """
-    layers = {n: p for n, p in twin.named_parameters() if p.dim() > 1 and min(p.shape) > 1}
+    layers = {n: p for n, p in twin.named_parameters() if _of_layer(p.shape)}
     with torch.no_grad():
         for name, weight in layers.items():
             weight.mul_(gains(name))
@@ -81,3 +86,22 @@ def louder(twin: nn.Module, gains: Callable[[str], float]) -> Iterator[None]:
         finally:
             for name, weight in layers.items():
                 weight.div_(gains(name))
+
+
+@contextmanager
+def other_weights(twin: nn.Module) -> Iterator[None]:
+    """Other values in every weight of a twin: a number that was read from a weight does not fit."""
+    with torch.no_grad():
+        kept = [(p, p.clone()) for p in twin.parameters() if not _of_layer(p.shape)]
+        layers = [p for p in twin.parameters() if _of_layer(p.shape)]
+        for at, (weight, before) in enumerate(kept):
+            weight.copy_(before + _healthy(f"other {at}", before.shape) / 2)
+        for weight in layers:
+            weight.copy_(weight.flip(0).mul_(-1))
+        try:
+            yield
+        finally:
+            for weight, before in kept:
+                weight.copy_(before)
+            for weight in layers:
+                weight.copy_(weight.flip(0).mul_(-1))
