@@ -212,7 +212,7 @@ def test_a_slow_dense_path_does_not_hold_up_every_frame(small, monkeypatch):
 
     def slow(model):
         def run(frame):
-            calls.append(1)
+            calls.append(frame.dtype)
             time.sleep(0.3)
             return model(frame)
 
@@ -221,7 +221,8 @@ def test_a_slow_dense_path_does_not_hold_up_every_frame(small, monkeypatch):
     monkeypatch.setattr(dense.DenseSpec, "compile", lambda self, model: slow(model))
     row = measure.measure(dataclasses.replace(small, presets=("fast",), compiled=True))[0]
     assert row.dense_ms["compile"] > 300
-    assert len(calls) == 3  # built, warmed, tried
+    # Built, warmed, tried; on some processors bf16 is compiled, too.
+    assert calls.count(torch.float32) == 3
     assert "dense compile timed in its trial only: slow" in row.notes
     assert row.dense_best != "compile"
 

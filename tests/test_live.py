@@ -559,6 +559,7 @@ def test_the_command_serves_the_detector_and_ends_by_a_signal(tmp_path):
         (["--allow-url", "http://user:hunter2@host/"], "without a user name"),
         (["--allow-url", "ftp://host/"], "give scheme, host and a path"),
         (["--preset", "slow"], "no preset 'slow'"),
+        (["no-such-video.mp4"], "no-such-video.mp4"),
         (["no/such.safetensors"], None),
     ],
 )

@@ -148,7 +148,7 @@ def test_seconds_are_above_zero(script):
 
 @pytest.mark.parametrize("jump", [3600.0, -5.0])
 def test_a_jump_of_a_file_s_clock_is_no_pause(jump):
-    pace = ahead._Pace()
+    pace = ahead.Pace()
     now = time.monotonic()
     stamps = [10.0, 10.04, 10.08]
     for stamp in stamps:

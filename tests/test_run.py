@@ -375,6 +375,33 @@ def test_one_failing_source_of_two_fails_alone(
     assert "Traceback" not in done.stderr
 
 
+def test_nothing_is_written_where_no_source_is_there(
+    detector: str, clip: Path, tmp_path: Path, here
+) -> None:
+    """The command with the right name then finds no run in its way."""
+    out = tmp_path / "run"
+    options = ("--frames", "1", "--out", out, "--no-video", "--no-report")
+    done = here("run", detector, tmp_path / "no.mp4", *options)
+    assert done.returncode != 0
+    assert "no.mp4" in done.stderr
+    assert not out.exists()
+    assert here("run", detector, clip, *options).returncode == 0
+
+
+def test_a_source_in_the_folder_to_be_replaced_is_not_deleted(
+    detector: str, clip: Path, tmp_path: Path, here
+) -> None:
+    out = tmp_path / "run"
+    options = ("--frames", "1", "--out", out, "--no-report")
+    assert here("run", detector, clip, *options).returncode == 0
+    (video,) = out.glob("*.mp4")
+    content = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    done = here("run", detector, video, *options, "--overwrite")
+    assert done.returncode == 2
+    assert "which --overwrite replaces" in " ".join(done.stderr.split())
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == content
+
+
 def test_an_interrupted_command_ends_all_files(
     detector: str, clip: Path, tmp_path: Path, here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from eventful.live.guard import Access
 from eventful.live.worker import Wanted, Worker
 from eventful.modelspec.size import parse_size
 from eventful.pipeline.demo import clip
-from eventful.pipeline.sources import SourceName, find_sources
+from eventful.pipeline.sources import SourceName, find_sources, missing_file
 from eventful.pipeline.subject import Subject, open_subject
 from eventful.surgery.inspection import inspect
 
@@ -43,7 +43,10 @@ def run(seen: Seen, served: Served, addable: Addable, as_json: bool) -> None:
 
 def _sources(seen: Seen) -> list[SourceName]:
     if seen.sources:
-        return find_sources(seen.sources)
+        found = find_sources(seen.sources)
+        for missing in filter(None, map(missing_file, found)):
+            raise missing
+        return found
     path, _ = clip()
     return [SourceName("a clip of the generated world", "clip", str(path))]
 

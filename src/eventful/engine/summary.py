@@ -85,7 +85,10 @@ class Summary:
         ]
         if self.reason is not None:
             lines.append(self.reason)
-        saved = "" if self.time_saved is None else f", {self.time_saved:.1%} less than a dense step"
+        saved = ""
+        if self.time_saved is not None:
+            more = "less" if self.time_saved >= 0 else "more"
+            saved = f", {abs(self.time_saved):.1%} {more} than a dense step of the stream"
         lines.append(f"{self.ms:.3g} ms a step{saved}")
         if self.estimate is not None:
             lines.append(

@@ -37,7 +37,7 @@ from eventful.pipeline.rows import History, RowFile, trim
 from eventful.pipeline.scoring import Scores
 from eventful.pipeline.settings import RunSettings
 from eventful.pipeline.source_run import SourceRun
-from eventful.pipeline.sources import SourceName, find_sources
+from eventful.pipeline.sources import SourceName, find_sources, missing_file
 from eventful.pipeline.stopping import Stop, StopRequested
 from eventful.pipeline.subject import Subject, open_subject
 from eventful.surgery.inspection import inspect
@@ -137,6 +137,27 @@ def _check(subject: Subject, settings: RunSettings) -> None:
         )
 
 
+def _check_files(names: Sequence[SourceName], settings: RunSettings) -> None:
+    """Before anything is written: some source is there, and none would be deleted.
+
+    Raises:
+        ConfigError: A source lies in the folder that is to be replaced.
+        MissingFileError: No source is there.
+    """
+    gone = [missing_file(source) for source in names]
+    if gone and gone[0] is not None and all(gone):
+        raise gone[0]
+    inside = settings.out.resolve()
+    for source, missing in zip(names, gone, strict=True):
+        path = Path(source.address)
+        own = missing is None and path.exists() and path.resolve().is_relative_to(inside)
+        if settings.overwrite and own:
+            raise ConfigError(
+                f"{source.name} lies in {settings.out}, which --overwrite replaces. Move the "
+                "video, or choose another folder with --out."
+            )
+
+
 def _begin(
     subject: Subject,
     names: Sequence[SourceName],
@@ -145,6 +166,7 @@ def _begin(
     stop: Stop,
 ) -> Outputs:
     """Open the folder and its files; a run that is resumed goes on behind its last results."""
+    _check_files(names, settings)
     folder = RunFolder(settings.out)
     folder.begin(subject.name, [source.name for source in names], settings)
     history = History()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eventful import files
-from eventful.errors import ConfigError, EventfulError
+from eventful.errors import ConfigError, EventfulError, MissingFileError
 from eventful.paper.data import world as worlds
 from eventful.paper.data.records import Box
 from eventful.video.address import LIST_SUFFIX, Source, find_source, read_list, without_credentials
@@ -213,6 +213,17 @@ def find_sources(texts: Sequence[str], frames: int | None = None) -> list[Source
         SourceName(name, slug, address, listed)
         for (name, address, listed), slug in zip(found, slugs, strict=True)
     ]
+
+
+def missing_file(source: SourceName) -> MissingFileError | None:
+    """Why a file or folder cannot be opened: it is not there. None for all other sources."""
+    if source.address.startswith(worlds.PREFIX):
+        return None
+    try:
+        source.listed or find_source(source.address)
+    except MissingFileError as error:
+        return error
+    return None
 
 
 def open_source(source: SourceName, frames: int | None = None) -> Footage:

@@ -267,7 +267,8 @@ def _check_layout(spec: BlockSpec, step: Step, x: Tensor) -> None:
     if x.shape[0] != len(step.flushing):
         raise UnsupportedError(
             f"{len(step.flushing)} frames became a batch of {x.shape[0]} inside the model. A "
-            "stream needs one sequence of tokens per frame."
+            "stream needs one sequence of tokens per frame. Frames have a batch dimension: "
+            "(1, C, height, width), frame[None]."
         )
     if x.shape[1] != layout.tokens:
         raise UnsupportedError(

@@ -215,7 +215,8 @@ def _plans(model: nn.Module, config: Config, where: Where | None) -> Iterator[_P
             gaps = [blocks[i][0] for i in range(chosen[0], chosen[-1]) if i not in chosen]
             raise UnsupportedError(
                 "gating='frame' needs consecutive blocks, but between converted blocks "
-                f"{', '.join(gaps)} is not converted. Use gating='operator' or 'block'."
+                f"{', '.join(gaps)} is not converted. Use "
+                "Config.exact(), Config.fast(gating='block'), or `where` to choose blocks in a row."
             )
         yield _Plan(name, trunk, adapter, blocks, chosen)
 
