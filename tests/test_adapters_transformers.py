@@ -15,7 +15,9 @@ import zoo_transformers as zoo
 from eventful.config import Config
 from eventful.errors import UnsupportedError
 from eventful.policies import TopR
+from eventful.rules.block import run_block
 from eventful.stream import Stream, StreamBatch
+from eventful.surgery import conversion
 from eventful.surgery.conversion import convert, inspect, restore
 from tolerances import assert_near, limit
 from zoo_transformers import ZOO, Entry
@@ -262,15 +264,18 @@ def test_hidden_states_from_mid_stream(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["vit", "dinov2", "clip_vision", "depth_anything", "vitdet_backbone"]
 )
-def test_only_layers_that_are_seen_are_whole(name: str) -> None:
+def test_only_layers_that_are_seen_are_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between layers that nobody looks at only the selected tokens travel."""
     entry = ZOO[name]
     model = convert(fresh(entry.make), Config.fast(TopR(6), scene_cut=None, max_age=None))
     widths: list[tuple[int, ...]] = []
-    for index in (1, 2):
-        _layer(model, index).register_forward_pre_hook(
-            lambda module, args: widths.append(args[0].shape[1:])
-        )
+
+    def spy(spec: Any, step: Any, tokens: Tensor, positions: Any) -> Tensor:
+        if spec.index in (1, 2):
+            widths.append(tokens.shape[1:])
+        return run_block(spec, step, tokens, positions)
+
+    monkeypatch.setattr(conversion, "run_block", spy)
     stream = Stream(model)
     clip = frames(entry, 3, change=0.2)
     entry.call(hidden(stream), clip[0])

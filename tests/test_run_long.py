@@ -22,7 +22,7 @@ import videos
 from commands import here  # noqa: F401
 from eventful import Config
 from eventful.errors import SourceError
-from eventful.pipeline import rows, source_run
+from eventful.pipeline import loop, rows, source_run
 from eventful.pipeline.history import FrameRow, RunFacts
 from eventful.pipeline.loop import run
 from eventful.pipeline.outputs import Observer
@@ -148,6 +148,7 @@ def reel(monkeypatch: pytest.MonkeyPatch):
 
     def show(footage: Footage) -> str:
         monkeypatch.setattr(source_run, "open_source", lambda *_: footage)
+        monkeypatch.setattr(loop, "missing_file", lambda _: None)
         return "reel.mp4"
 
     return show

@@ -81,8 +81,8 @@ def run(
         stop: ends the run when it is requested; `stop.on_signals()` connects it with ctrl-C.
 
     Raises:
-        EventfulError: The model, the settings or the folder cannot be used. What happens to a
-            source does not raise: see `RunResult.failed`.
+        EventfulError: The model, the settings or the folder cannot be used, or none of the files
+            is there. What happens to one source does not raise: see `RunResult.failed`.
         OSError: The summary cannot be written, as on a full disk.
     """
     settings = settings or RunSettings()
