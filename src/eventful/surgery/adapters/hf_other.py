@@ -12,7 +12,7 @@ from eventful.rules.step import Step
 from eventful.surgery.adapter import BlockCall, Foreign, Method, Mismatch, packed_qkv, usual_spec
 from eventful.surgery.adapters.hf_base import AnnouncedStages, need, need_own_forward
 from eventful.surgery.adapters.hf_plain import HFPlain
-from eventful.surgery.adapters.rotary import RotaryPairs
+from eventful.surgery.adapters.rotary import RotaryPairs, rotated_qkv
 from eventful.surgery.session import Session
 from eventful.tokens.layout import TokenLayout
 
@@ -61,10 +61,6 @@ class HFLlama4(HFCollected):
         attention = need(block, "self_attn")
         need_own_forward(block, attention)
         query, key, value = (need(attention, f"{name}_proj") for name in "qkv")
-
-        def qkv(x: Tensor, index: Tensor, rotary: RotaryPairs) -> tuple[Tensor, Tensor, Tensor]:
-            return rotary.rotate(query(x), index), rotary.rotate(key(x), index), value(x)
-
         return BlockSpec(
             module=block,
             dim=attention.o_proj.out_features,
@@ -72,7 +68,7 @@ class HFLlama4(HFCollected):
             head_dim=attention.head_dim,
             scale=attention.head_dim**-0.5,
             norm1=block.input_layernorm,
-            qkv=qkv,
+            qkv=rotated_qkv(query, key, value),
             project=attention.o_proj,
             norm2=block.post_attention_layernorm,
             mlp=block.mlp,

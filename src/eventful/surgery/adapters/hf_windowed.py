@@ -19,7 +19,7 @@ from eventful.surgery.adapters.hf_base import (
     need,
     need_own_forward,
 )
-from eventful.surgery.adapters.rotary import RotaryPairs
+from eventful.surgery.adapters.rotary import RotaryPairs, rotated_qkv
 from eventful.surgery.adapters.versions import sam3_rotary
 from eventful.surgery.session import Session
 from eventful.tokens.layout import TokenLayout
@@ -111,10 +111,6 @@ class HFSam3(HFSam):
         if side and any(length % side for length in self._grid(trunk)):
             raise Mismatch("its windows reach over the border, and padding has a rotary position")
         query, key, value = (need(attention, f"{name}_proj") for name in "qkv")
-
-        def qkv(x: Tensor, index: Tensor, rotary: RotaryPairs) -> tuple[Tensor, Tensor, Tensor]:
-            return rotary.rotate(query(x), index), rotary.rotate(key(x), index), value(x)
-
         return BlockSpec(
             module=block,
             dim=attention.o_proj.out_features,
@@ -122,7 +118,7 @@ class HFSam3(HFSam):
             head_dim=attention.head_dim,
             scale=attention.scaling,
             norm1=block.layer_norm1,
-            qkv=qkv,
+            qkv=rotated_qkv(query, key, value),
             project=attention.o_proj,
             norm2=block.layer_norm2,
             mlp=block.mlp,

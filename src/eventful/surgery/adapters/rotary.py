@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from eventful.rules.spec import QKVMap
 
 R = TypeVar("R", bound="Rotary")
 
@@ -66,3 +68,16 @@ class RotaryPairs(SingleRotary):
         """See `Rotary`."""
         first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack((-second, first), dim=-1).flatten(-2)
+
+
+def rotated_qkv(
+    query: Callable[[Tensor], Tensor],
+    key: Callable[[Tensor], Tensor],
+    value: Callable[[Tensor], Tensor],
+) -> QKVMap:
+    """The QKV map of three layers, whose positions are a `Rotary` that turns queries and keys."""
+
+    def qkv(x: Tensor, index: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        return rotary.rotate(query(x), index), rotary.rotate(key(x), index), value(x)
+
+    return qkv
