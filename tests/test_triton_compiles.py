@@ -88,7 +88,7 @@ def compiled(monkeypatch, limit):
     launch = lambda kernel, grid: partial(compile_only, names, limit, kernel)  # noqa: E731
     monkeypatch.setattr(tiles, "_found", {})
     monkeypatch.setattr(JITFunction, "__getitem__", launch)
-    monkeypatch.setattr(attention, "_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(attention, "multiprocessors", lambda device: 132)
     return names
 
 

@@ -15,6 +15,40 @@ from eventful.ops.reference import Ragged
 from eventful.ops.triton.tiles import Tile, fitting
 
 _TILES: tuple[Tile, ...] = ({}, {"rows": 32, "lanes": 32}, {"rows": 16, "lanes": 16})
+_MANY = 128  # queries from which on half-precision tiles with relative position hold as many
+
+
+@triton.jit
+def line_bias(down, place, real, tile, height, K: tl.constexpr, ROW_PAD: tl.constexpr):
+    """Relative position of queries to the rows of a tile of keys, to base 2.
+
+    A tile holds whole rows of the key grid, each padded to ROW_PAD. Of `column_bias` each tile
+    has the same.
+    """
+    LINES: tl.constexpr = K // ROW_PAD
+    if LINES == 1:
+        below = tl.load(down + place * height + tile, mask=real & (tile < height), other=0.0)
+        bias = below.to(tl.float32)[:, None] * 1.4426950408889634
+    else:
+        each = tile * LINES + tl.arange(0, LINES)
+        below = tl.load(
+            down + place[:, None] * height + each[None, :],
+            mask=real[:, None] & (each < height)[None, :], other=0.0,
+        ).to(tl.float32) * 1.4426950408889634  # fmt: skip
+        below = tl.broadcast_to(below[:, :, None], (place.shape[0], LINES, ROW_PAD))
+        bias = tl.reshape(below, (place.shape[0], K))
+    return bias
+
+
+@triton.jit
+def column_bias(across, place, real, width, K: tl.constexpr, ROW_PAD: tl.constexpr):
+    """Relative position of queries to the columns of any tile of keys, to base 2."""
+    column = tl.arange(0, K) % ROW_PAD
+    aside = tl.load(
+        across + place[:, None] * width + column[None, :],
+        mask=real[:, None] & (column < width)[None, :], other=0.0,
+    )  # fmt: skip
+    return aside.to(tl.float32) * 1.4426950408889634
 
 
 @triton.jit
@@ -50,19 +84,8 @@ def _fold(
         )  # fmt: skip
     score = tl.dot(rows, kt, input_precision=PRECISION) * (scale * 1.4426950408889634)
     if RELATIVE:
-        if K == ROW_PAD:
-            below = tl.load(down + place * height + tile, mask=real & (tile < height), other=0.0)
-            score += (aside.to(tl.float32) + below.to(tl.float32)[:, None]) * 1.4426950408889634
-        else:
-            LINES: tl.constexpr = K // ROW_PAD
-            each = tile * LINES + tl.arange(0, LINES)
-            below = tl.load(
-                down + place[:, None] * height + each[None, :],
-                mask=real[:, None] & (each < height)[None, :], other=0.0,
-            ).to(tl.float32)  # fmt: skip
-            below = tl.broadcast_to(below[:, :, None], (place.shape[0], LINES, ROW_PAD))
-            below = tl.reshape(below, (place.shape[0], K))
-            score += (aside.to(tl.float32) + below) * 1.4426950408889634
+        score += aside
+        score += line_bias(down, place, real, tile, height, K, ROW_PAD)
     if not FULL:
         score = tl.where(valid[None, :], score, -float("inf"))
     higher = tl.maximum(top, tl.max(score, axis=1))
@@ -105,11 +128,7 @@ def _attend(
     place = (stream * queries + m.to(tl.int64)) * heads + head
     aside = rows
     if RELATIVE:
-        column = tl.arange(0, K) % ROW_PAD
-        aside = tl.load(
-            across + place[:, None] * key_width + column[None, :],
-            mask=real[:, None] & (column < key_width)[None, :], other=0.0,
-        )  # fmt: skip
+        aside = column_bias(across, place, real, key_width, K, ROW_PAD)
 
     top = tl.full([M], -float("inf"), dtype=tl.float32)
     weight = tl.zeros([M], dtype=tl.float32)
@@ -189,7 +208,8 @@ def _combine(
         tl.store(lse + row * heads + head, found, mask=real)
 
 
-def _multiprocessors(device: torch.device) -> int:
+def multiprocessors(device: torch.device) -> int:
+    """Of a device."""
     if device.type != "cuda":
         return 4  # the interpreter: enough to take the split path in tests
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -217,7 +237,7 @@ def split_tiles(
     rows = 64 if queries > 16 else 16
     if splits is None:
         programs = triton.cdiv(queries, rows) * pairs
-        wanted = max(1.0, min(3 * _multiprocessors(device) / programs, tiles, 16.0))
+        wanted = max(1.0, min(3 * multiprocessors(device) / programs, tiles, 16.0))
         # Every number of splits is a kernel to compile, so that they are about powers of two.
         power = 2 ** round(math.log2(wanted))
         # Splits of equal length need no masks: take the nearest number that divides the tiles.
@@ -311,6 +331,8 @@ def _run(
     batch, heads, queries, head = q.shape
     lanes = tile.get("lanes", 64)
     auto_rows, lanes, row_pad, plan = _tiling(q, k.shape[2], relative, ragged, lanes)
+    if relative is not None and queries >= _MANY and q.dtype != torch.float32:
+        auto_rows = 128
     rows, splits = tile.get("rows", auto_rows), plan.splits
     make = partial(torch.empty, dtype=torch.float32, device=q.device)
     out = torch.empty(batch, queries, heads, head, dtype=kind, device=q.device)
@@ -332,7 +354,7 @@ def _run(
         tiles=plan.tiles, HEAD=head, HEAD_PAD=pad, M=rows, K=lanes,
         SPLIT=split, RELATIVE=relative is not None, ROW_PAD=row_pad, FULL=plan.full, TAIL=plan.tail,
         HAS_SLOTS=slots is not None, HAS_COUNT=ragged is not None, WITH_LSE=with_lse,
-        PRECISION=precision(q.dtype), num_warps=4 if rows <= 64 else 8, num_stages=3,
+        PRECISION=precision(q.dtype), num_warps=4, num_stages=3,
     )  # fmt: skip
     if split:
         _combine[(batch * queries,)](

@@ -10,24 +10,45 @@ import triton.language as tl
 from torch import Tensor
 
 from eventful.ops.reference import ContextMemory
-from eventful.ops.triton.attention import precision
+from eventful.ops.triton.attention import multiprocessors, precision
 from eventful.ops.triton.relative import relative_at
 from eventful.ops.triton.tiles import Tile, fitting
 
-_LARGE_TILE: Tile = {"rows": 128, "lanes": 64, "warps": 8, "stages": 3}
+# Weights up to this are summed without a running maximum; fp16 holds them.
+_LARGEST = 2.0**15
+_LARGE_TILE: Tile = {"rows": 128, "lanes": 64, "warps": 8, "stages": 4}
+_MIDDLE_TILE: Tile = {"rows": 64, "lanes": 64, "warps": 4, "stages": 2}
+_SHORT_TILE: Tile = {"rows": 64, "lanes": 32, "warps": 4, "stages": 3}  # for a few keys
 _SMALL_TILES: tuple[Tile, ...] = (
-    {"rows": 64, "lanes": 64, "warps": 4, "stages": 2},
+    _MIDDLE_TILE,
     {"rows": 32, "lanes": 32, "warps": 4, "stages": 1},
     {"rows": 16, "lanes": 16, "warps": 4, "stages": 1},
 )
+_FEW_KEYS = 64
+_FILLED = 2  # programs of the large tile per multiprocessor from which on it is the fastest
 
 
 @triton.jit
-def _fold_keys(
-    rows, k, v, bias, j, valid, stride_k, stride_v, factor, top, weight, total,
-    HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, RELATIVE: tl.constexpr, PRECISION: tl.constexpr,
+def _shift(
+    base, below, aside, index, j, valid, key_width,
+    DOWN: tl.constexpr, ACROSS: tl.constexpr, RELATIVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys and values into the running maximum, weight and sum of the queries."""
+    """What is added to the logits of a tile of keys, to base 2: less the queries' log-sum-exp."""
+    shift = tl.where(valid, 0.0, -float("inf"))[None, :] - base[:, None]
+    if RELATIVE:
+        at_key = tl.load(index + j, mask=valid, other=0).to(tl.int32)
+        shift += 1.4426950408889634 * relative_at(
+            below, aside, at_key // key_width, at_key % key_width, DOWN, ACROSS, PRECISION
+        )
+    return shift
+
+
+@triton.jit
+def _logits(
+    rows, k, v, shift, j, valid, stride_k, stride_v, factor,
+    HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Logits of the queries toward a tile of keys, and the values of these keys."""
     d = tl.arange(0, HEAD_PAD)
     fits = d < HEAD
     kt = tl.load(
@@ -36,10 +57,20 @@ def _fold_keys(
     values = tl.load(
         v + j[:, None] * stride_v + d[None, :], mask=valid[:, None] & fits[None, :], other=0.0
     )
-    score = tl.dot(rows, kt, input_precision=PRECISION) * factor
-    if RELATIVE:
-        score += bias * 1.4426950408889634
-    score = tl.where(valid[None, :], score, -float("inf"))
+    return tl.dot(rows, kt, input_precision=PRECISION) * factor + shift, values
+
+
+@triton.jit
+def _add_shares(score, values, weight, total, PRECISION: tl.constexpr):
+    """One tile into the weight and the sum, which are shares of all keys."""
+    share = tl.exp2(score)
+    total = tl.dot(share.to(values.dtype), values, total, input_precision=PRECISION)
+    return weight + tl.sum(share, axis=1), total
+
+
+@triton.jit
+def _fold(score, values, top, weight, total, PRECISION: tl.constexpr):
+    """One tile into the running maximum, weight and sum."""
     higher = tl.maximum(top, tl.max(score, axis=1))
     share = tl.exp2(score - higher[:, None])
     shrink = tl.exp2(top - higher)
@@ -57,7 +88,7 @@ def _add_context(
     stride_knb, stride_kn, stride_vnb, stride_vn, stride_kob, stride_ko, stride_vob, stride_vo,
     HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
     HAS_COUNT: tl.constexpr, HAS_SLOTS: tl.constexpr, RELATIVE: tl.constexpr,
-    DOWN: tl.constexpr, ACROSS: tl.constexpr, PRECISION: tl.constexpr,
+    DOWN: tl.constexpr, ACROSS: tl.constexpr, PRECISION: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     stream = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)
@@ -70,6 +101,8 @@ def _add_context(
         keep = real[:, None] & (d < HEAD)[None, :]
         at = ((slot * tokens + n) * heads + head)[:, None] * HEAD + d[None, :]
         rows = tl.load(q + at, mask=keep, other=0.0)
+        base = tl.load(lse + (slot * tokens + n) * heads + head, mask=real, other=0.0)
+        base = base * 1.4426950408889634
         k_new += stream * stride_knb + head * HEAD
         v_new += stream * stride_vnb + head * HEAD
         k_old += stream * stride_kob + head * HEAD
@@ -91,38 +124,66 @@ def _add_context(
                 mask=real[:, None] & (x < key_width)[None, :], other=0.0,
             )  # fmt: skip
 
-        top_new = tl.full([M], -float("inf"), dtype=tl.float32)
-        top_old = tl.full([M], -float("inf"), dtype=tl.float32)
         weight_new = tl.zeros([M], dtype=tl.float32)
         weight_old = tl.zeros([M], dtype=tl.float32)
         total_new = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
         total_old = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
-        for step in range(tl.cdiv(count, K)):  # each tile holds a key, so the tops are finite
+        for step in range(tl.cdiv(count, K)):
             j = step * K + tl.arange(0, K)
             valid = j < count
-            bias = weight_new
-            if RELATIVE:
-                at_key = tl.load(index + j, mask=valid, other=0).to(tl.int32)
-                bias = relative_at(
-                    below, aside, at_key // key_width, at_key % key_width, DOWN, ACROSS, PRECISION
-                )
-            top_new, weight_new, total_new = _fold_keys(
-                rows, k_new, v_new, bias, j, valid, stride_kn, stride_vn, factor,
-                top_new, weight_new, total_new, HEAD, HEAD_PAD, RELATIVE, PRECISION,
+            shift = _shift(
+                base, below, aside, index, j, valid, key_width, DOWN, ACROSS, RELATIVE, PRECISION
+            )
+            score, values = _logits(
+                rows, k_new, v_new, shift, j, valid, stride_kn, stride_vn, factor,
+                HEAD, HEAD_PAD, PRECISION,
             )  # fmt: skip
-            top_old, weight_old, total_old = _fold_keys(
-                rows, k_old, v_old, bias, j, valid, stride_ko, stride_vo, factor,
-                top_old, weight_old, total_old, HEAD, HEAD_PAD, RELATIVE, PRECISION,
+            weight_new, total_new = _add_shares(score, values, weight_new, total_new, PRECISION)
+            score, values = _logits(
+                rows, k_old, v_old, shift, j, valid, stride_ko, stride_vo, factor,
+                HEAD, HEAD_PAD, PRECISION,
             )  # fmt: skip
+            weight_old, total_old = _add_shares(score, values, weight_old, total_old, PRECISION)
 
-        base = tl.load(lse + (slot * tokens + n) * heads + head, mask=real, other=0.0)
-        base = base * 1.4426950408889634
-        # Of the keys' own attention, the share that they have of all keys: at most one.
-        share_new = tl.exp2(tl.minimum(top_new + tl.log2(weight_new) - base, 0.0)) / weight_new
-        share_old = tl.exp2(tl.minimum(top_old + tl.log2(weight_old) - base, 0.0)) / weight_old
+        if tl.max(tl.maximum(weight_new, weight_old), axis=0) > LARGEST:
+            # Keys far above all that the query knew: again, relative to the largest logit.
+            top_new = tl.full([M], -float("inf"), dtype=tl.float32)
+            top_old = tl.full([M], -float("inf"), dtype=tl.float32)
+            weight_new = tl.zeros([M], dtype=tl.float32)
+            weight_old = tl.zeros([M], dtype=tl.float32)
+            total_new = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
+            total_old = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
+            for step in range(tl.cdiv(count, K)):  # each tile holds a key, so tops are finite
+                j = step * K + tl.arange(0, K)
+                valid = j < count
+                shift = _shift(
+                    base, below, aside, index, j, valid, key_width,
+                    DOWN, ACROSS, RELATIVE, PRECISION,
+                )  # fmt: skip
+                score, values = _logits(
+                    rows, k_new, v_new, shift, j, valid, stride_kn, stride_vn, factor,
+                    HEAD, HEAD_PAD, PRECISION,
+                )  # fmt: skip
+                top_new, weight_new, total_new = _fold(
+                    score, values, top_new, weight_new, total_new, PRECISION
+                )
+                score, values = _logits(
+                    rows, k_old, v_old, shift, j, valid, stride_ko, stride_vo, factor,
+                    HEAD, HEAD_PAD, PRECISION,
+                )  # fmt: skip
+                top_old, weight_old, total_old = _fold(
+                    score, values, top_old, weight_old, total_old, PRECISION
+                )
+            # Of the keys' own attention, the share that they have of all keys: at most one.
+            share_new = tl.exp2(tl.minimum(top_new + tl.log2(weight_new), 0.0)) / weight_new
+            share_old = tl.exp2(tl.minimum(top_old + tl.log2(weight_old), 0.0)) / weight_old
+            gained = total_new * share_new[:, None] - total_old * share_old[:, None]
+        else:
+            share_new = 1.0 / tl.maximum(weight_new, 1.0)
+            share_old = 1.0 / tl.maximum(weight_old, 1.0)
+            gained = total_new * share_new[:, None] - total_old * share_old[:, None]
         before = tl.load(change + at, mask=keep, other=0.0).to(tl.float32)
-        after = before + (total_new * share_new[:, None] - total_old * share_old[:, None])
-        tl.store(change + at, after.to(change.dtype.element_ty), mask=keep)
+        tl.store(change + at, (before + gained).to(change.dtype.element_ty), mask=keep)
 
 
 def add_context_(
@@ -140,9 +201,21 @@ def add_context_(
     if 0 in new[0].shape or memory.query.shape[1] == 0:
         return
     kind, head = memory.query.dtype, memory.query.shape[2] // memory.heads
-    tiles = _SMALL_TILES if kind == torch.float32 else (_LARGE_TILE, *_SMALL_TILES)
+    form, tiles = _tiles(memory, len(new[0]), new[0].shape[1])
     launch = partial(_launch, memory, new, old, count, scale, slots, relative, index)
-    fitting(("context", memory.query.device, kind, head, relative is None), tiles, launch)
+    fitting(("context", memory.query.device, kind, head, relative is None, form), tiles, launch)
+
+
+def _tiles(memory: ContextMemory, batch: int, taken: int) -> tuple[str, tuple[Tile, ...]]:
+    """The tiles to try, and a name for them."""
+    if memory.query.dtype == torch.float32:
+        return "small", _SMALL_TILES
+    if taken <= _FEW_KEYS:
+        return "short", (_SHORT_TILE, *_SMALL_TILES)
+    programs = triton.cdiv(memory.query.shape[1], _LARGE_TILE["rows"]) * batch * memory.heads
+    if programs < _FILLED * multiprocessors(memory.query.device):
+        return "small", _SMALL_TILES
+    return "large", (_LARGE_TILE, *_SMALL_TILES)
 
 
 def _launch(
@@ -171,5 +244,6 @@ def _launch(
         HAS_COUNT=count is not None, HAS_SLOTS=slots is not None, RELATIVE=relative is not None,
         DOWN=max(16, triton.next_power_of_2(sides[0])),
         ACROSS=max(16, triton.next_power_of_2(sides[1])),
-        PRECISION=precision(down.dtype), num_warps=tile["warps"], num_stages=tile["stages"],
+        PRECISION=precision(down.dtype), LARGEST=_LARGEST,
+        num_warps=tile["warps"], num_stages=tile["stages"],
     )  # fmt: skip

@@ -189,7 +189,7 @@ def match_blocks(
         HAS_HINT=hint is not None, CELL=rules.CELL, REACH=rules.REACH_COARSE, PULL=rules.PULL,
         LIMIT_SHARE=1 - rules.GAIN, LEAST=rules.LEAST, FURTHEST=rules.FURTHEST,
         OFFSETS=triton.next_power_of_2((2 * rules.REACH_COARSE + 1) ** 2),
-        num_warps=4, enable_fp_fusion=False,
+        num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 

@@ -10,11 +10,21 @@ import triton.language as tl
 from torch import Tensor
 
 from eventful.ops.reference import WindowGrid
-from eventful.ops.triton.attention import precision
-from eventful.ops.triton.relative import relative_at
+from eventful.ops.triton.attention import column_bias, line_bias, precision
 from eventful.ops.triton.tiles import Tile, fitting
 
 _TILES: tuple[Tile, ...] = ({}, {"rows": 32, "lanes": 32}, {"rows": 16, "lanes": 16})
+
+
+@triton.jit
+def _spots(
+    part, top_y, left_x, height, width, TALL: tl.constexpr, WIDE: tl.constexpr, FEW: tl.constexpr
+):  # fmt: skip
+    """Tokens of a part of a window's places, and which of the places are in the grid."""
+    spot = part * FEW + tl.arange(0, FEW)
+    y = top_y + spot // WIDE
+    x = left_x + spot % WIDE
+    return y * width + x, (spot < TALL * WIDE) & (y < height) & (x < width)
 
 
 @triton.jit
@@ -26,8 +36,7 @@ def _attend_windows(
     TALL: tl.constexpr, WIDE: tl.constexpr, SPOTS: tl.constexpr, FEW: tl.constexpr,
     ROW_PAD: tl.constexpr, TILES: tl.constexpr,
     HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
-    RELATIVE: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, PADDED: tl.constexpr,
-    HAS_SLOTS: tl.constexpr, PRECISION: tl.constexpr,
+    RELATIVE: tl.constexpr, PADDED: tl.constexpr, HAS_SLOTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     window = tl.program_id(0) // q_tiles
     tile = tl.program_id(0) % q_tiles
@@ -37,21 +46,24 @@ def _attend_windows(
     top_y = (window // windows_across) * TALL
     left_x = (window % windows_across) * WIDE
 
-    # The selected queries of the window, one after another: the tile takes M of them.
-    mine = tile * M + tl.arange(0, M)
-    holder = tl.zeros([M], dtype=tl.int32)
+    # The selected queries of the window, one after another: the tile takes M of them. Most tiles
+    # have none, so that they are counted first.
+    here = places + stream * height * width
     found = 0
     for part in range(SPOTS // FEW):
-        spot = part * FEW + tl.arange(0, FEW)
-        y = top_y + spot // WIDE
-        x = left_x + spot % WIDE
-        inside = (spot < TALL * WIDE) & (y < height) & (x < width)
-        held_at = tl.load(places + stream * height * width + y * width + x, mask=inside, other=-1)
-        chosen = (held_at >= 0).to(tl.int32)
-        rank = tl.where(held_at >= 0, found + tl.cumsum(chosen, axis=0) - 1, -1)
-        holder += tl.sum(tl.where(mine[:, None] == rank[None, :], held_at[None, :], 0), axis=1)
-        found += tl.sum(chosen, axis=0)
+        at, inside = _spots(part, top_y, left_x, height, width, TALL, WIDE, FEW)
+        found += tl.sum((tl.load(here + at, mask=inside, other=-1) >= 0).to(tl.int32), axis=0)
     if tile * M < found:
+        mine = tile * M + tl.arange(0, M)
+        holder = tl.zeros([M], dtype=tl.int32)
+        before = 0
+        for part in range(SPOTS // FEW):
+            at, inside = _spots(part, top_y, left_x, height, width, TALL, WIDE, FEW)
+            held_at = tl.load(here + at, mask=inside, other=-1)
+            chosen = (held_at >= 0).to(tl.int32)
+            rank = tl.where(held_at >= 0, before + tl.cumsum(chosen, axis=0) - 1, -1)
+            holder += tl.sum(tl.where(mine[:, None] == rank[None, :], held_at[None, :], 0), axis=1)
+            before += tl.sum(chosen, axis=0)
         real = mine < found
         m = holder.to(tl.int64)
         d = tl.arange(0, HEAD_PAD)
@@ -65,19 +77,9 @@ def _attend_windows(
         lane = tl.arange(0, K)
         column = lane % ROW_PAD
         place = (stream * queries + m) * heads + head
-        below = rows
         aside = rows
         if RELATIVE:
-            far = tl.arange(0, DOWN)
-            below = tl.load(
-                down + place[:, None] * TALL + far[None, :],
-                mask=real[:, None] & (far < TALL)[None, :], other=0.0,
-            )  # fmt: skip
-            far = tl.arange(0, ACROSS)
-            aside = tl.load(
-                across + place[:, None] * WIDE + far[None, :],
-                mask=real[:, None] & (far < WIDE)[None, :], other=0.0,
-            )  # fmt: skip
+            aside = column_bias(across, place, real, WIDE, K, ROW_PAD)
         top = tl.full([M], -float("inf"), dtype=tl.float32)
         weight = tl.zeros([M], dtype=tl.float32)
         total = tl.zeros([M, HEAD_PAD], dtype=tl.float32)
@@ -103,8 +105,8 @@ def _attend_windows(
             )
             score = tl.dot(rows, kt, input_precision=PRECISION) * (scale * 1.4426950408889634)
             if RELATIVE:
-                bias = relative_at(below, aside, line, column, DOWN, ACROSS, PRECISION)
-                score += bias * 1.4426950408889634
+                score += aside
+                score += line_bias(down, place, real, step, TALL, K, ROW_PAD)
             score = tl.where(valid[None, :], score, -float("inf"))
             higher = tl.maximum(top, tl.max(score, axis=1))
             share = tl.exp2(score - higher[:, None])
@@ -181,9 +183,7 @@ def _launch(
         TALL=tall, WIDE=wide, SPOTS=spots, FEW=min(spots, 256), ROW_PAD=row_pad,
         TILES=triton.cdiv(tall, lanes // row_pad),
         HEAD=head, HEAD_PAD=max(16, triton.next_power_of_2(head)), M=rows, K=lanes,
-        RELATIVE=relative is not None, DOWN=max(16, triton.next_power_of_2(tall)),
-        ACROSS=max(16, triton.next_power_of_2(wide)), PADDED=pad is not None,
-        HAS_SLOTS=slots is not None, PRECISION=precision(q.dtype), num_warps=tile.get("warps", 4),
-        num_stages=tile.get("stages", 3),
+        RELATIVE=relative is not None, PADDED=pad is not None, HAS_SLOTS=slots is not None,
+        PRECISION=precision(q.dtype), num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
