@@ -229,6 +229,20 @@ class TestAddContext:
         close(memory.change[4, 0, :16], new[1][0, best, :16], kind)
 
     @backends("add_context_", independent=True)
+    @half
+    @pytest.mark.parametrize("nats", [8, 15])
+    def test_one_query_whose_keys_are_far_above_all_it_knew(self, backend, kind, nats):
+        """Shares of up to exp(10) are summed as they are; beyond that, relative to the largest."""
+        memory, (new, old) = memory_of(40, 2, 16, kind), keys_of(3, 8, 32, kind)
+        memory.change.zero_()
+        for row, at in ((4, 7), (2, 39)):
+            memory.lse[row, at, 1] -= nats
+        expected = oracle(memory, new, old, [8] * 3, SLOTS.tolist())
+        with eventful.use_backend(backend):
+            ops.add_context_(memory, new, old, None, SCALE, SLOTS)
+        close(memory.change, expected, kind)
+
+    @backends("add_context_", independent=True)
     def test_change_may_be_wider_than_the_queries(self, backend):
         kind = torch.float16
         memory, (new, old) = memory_of(40, 2, 16, kind), keys_of(3, 8, 32, kind)

@@ -34,6 +34,20 @@ def test_the_product_is_the_convolution(module, size):
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("side", [3, 14, 16])
+@pytest.mark.parametrize("start", [0, 1, 2])
+def test_patches_are_copied_as_they_are(kind, side, start):
+    """As wide numbers where memory allows it: rows of odd length and odd starts do not."""
+    image = torch.randn(2, 3, 2 * side, 3 * side + 4).to(kind)[..., start : start + 3 * side]
+    cells = image.reshape(2, 3, 2, side, 3, side).permute(0, 2, 4, 1, 3, 5)
+    room = torch.full((2, 2, 3, 3 * side * side + 5), torch.nan, dtype=kind)
+    to = room[..., : 3 * side * side].unflatten(-1, (3, side, side))
+    patches._copy(to, cells)
+    assert torch.equal(to, cells)
+    assert room[..., 3 * side * side :].isnan().all()
+
+
 @pytest.mark.parametrize(
     "module",
     [

@@ -225,8 +225,9 @@ def test_exact(compiled, kind):
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, slow_kind], ids=str)
 @pytest.mark.parametrize("relative", [True, False])
-def test_context(compiled, kind, relative):
-    tokens, new = make(1, 4096, 768, kind=kind), make(1, 512, 768, kind=kind)
+@pytest.mark.parametrize("taken", [512, 56])
+def test_context(compiled, kind, relative, taken):
+    tokens, new = make(1, 4096, 768, kind=kind), make(1, taken, 768, kind=kind)
     memory = ops.ContextMemory(tokens, torch.zeros(1, 4096, 12), tokens)
     parts = tuple(make(1, 4096, 12, 64, kind=kind) for _ in range(2)) if relative else None
     context.add_context_(memory, (new, new), (new, new), COUNT, 0.125, SLOTS, parts, INDEX)

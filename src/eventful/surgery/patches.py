@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -73,11 +74,27 @@ class PatchForward:
         make = image.new_empty if padded == size else image.new_zeros
         patches = make(len(image), *grid, padded)
         places = [2 + 2 * axis for axis in axes]  # of the grid among the axes of the cells
-        patches[..., :size].unflatten(-1, (image.shape[1], *kernel)).copy_(
-            cells.permute(0, *places, 1, *(place + 1 for place in places))
-        )
+        to = patches[..., :size].unflatten(-1, (image.shape[1], *kernel))
+        source = cells.permute(0, *places, 1, *(place + 1 for place in places))
+        _copy(to, source)
         weight = step.constant(
             (id(module), "rows"), lambda: F.pad(module.weight.flatten(1), (0, padded - size))
         )
         tokens = F.linear(patches, weight, module.bias)
         return tokens.movedim(-1, 1)
+
+
+def _copy(to: Tensor, source: Tensor) -> None:
+    """Copy values as rows of the widest whole numbers that both allow: several times faster."""
+    for kind in (torch.int64, torch.int32, torch.int16):
+        ratio, rest = divmod(kind.itemsize, source.element_size())
+        if not rest and _as_rows(to, ratio) and _as_rows(source, ratio):
+            to, source = to.view(kind), source.view(kind)
+            break
+    to.copy_(source)
+
+
+def _as_rows(values: Tensor, ratio: int) -> bool:
+    """Whether the last axis can be seen as numbers of so many values each."""
+    sides = (values.shape[-1], values.storage_offset(), *values.stride()[:-1])
+    return values.stride(-1) == 1 and not any(side % ratio for side in sides)

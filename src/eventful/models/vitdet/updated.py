@@ -122,7 +122,8 @@ def _pooled(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
     """The largest of each 2 x 2 tokens (B, n, D), in rows; a last odd row or column is left out."""
     high, wide = grid[0] // 2, grid[1] // 2
     even = tokens.unflatten(1, grid)[:, : 2 * high, : 2 * wide]
-    return even.unflatten(2, (wide, 2)).unflatten(1, (high, 2)).amax(dim=(2, 4)).flatten(1, 2)
+    taller = torch.maximum(even[:, ::2], even[:, 1::2])  # faster than a reduction over four
+    return torch.maximum(taller[:, :, ::2], taller[:, :, 1::2]).flatten(1, 2)
 
 
 def _lifts(pyramid: SimpleFeaturePyramid) -> tuple[Lift, ...]:

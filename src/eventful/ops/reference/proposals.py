@@ -65,6 +65,18 @@ def proposal_boxes(
     Returns:
         Boxes (B, levels, n, 4), zero where there is none, and the mask of those that are one.
     """
+    return boxes_inside(decoded_boxes(rows, top, index, anchors, levels, slots), top, sizes)
+
+
+def decoded_boxes(
+    rows: Tensor,
+    top: Tensor,
+    index: Tensor,
+    anchors: Tensor,
+    levels: MapLevels,
+    slots: Tensor | None = None,
+) -> Tensor:
+    """The boxes (B, levels, n, 4) of chosen anchors as predicted; see `proposal_boxes`."""
     _, codes = level_parts(held(rows, slots), levels)
     count = rows.shape[2] // 5
     number = torch.stack(
@@ -72,7 +84,7 @@ def proposal_boxes(
     ).masked_fill(top == -torch.inf, 0)
     chosen = box_rows(torch.cat(codes, dim=1), number.flatten(1))
     decoded = decode_boxes(anchors[number].flatten(0, 2), chosen.flatten(0, 1))
-    return boxes_inside(decoded.view(*index.shape, 4), top, sizes)
+    return decoded.view(*index.shape, 4)
 
 
 def boxes_inside(boxes: Tensor, scores: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:

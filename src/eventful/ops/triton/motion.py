@@ -156,15 +156,12 @@ def _window_sums(
     moved_x = tl.minimum(tl.maximum(x[None, :] + across[:, None], 0), right)
     total = tl.zeros([OFFSETS, 2 * CELL], dtype=tl.float32)
     first = row * CELL - CELL // 2
-    for step in range(2 * CELL):
-        y = first + step
-        own_y = tl.minimum(tl.maximum(y, 0), bottom)
-        mine = tl.load(now + own_y * (right + 1) + own_x)
+    for y in range(tl.maximum(first, 0), tl.minimum(first + 2 * CELL, bottom + 1)):
+        mine = tl.load(now + y * (right + 1) + own_x)
         moved_y = tl.minimum(tl.maximum(y + down, 0), bottom)
         theirs = tl.load(before + (moved_y * (right + 1))[:, None] + moved_x)
-        inside = x_inside & (y >= 0) & (y <= bottom)
-        total += tl.where(inside[None, :], tl.abs(mine[None, :] - theirs), 0.0)
-    return tl.sum(total, axis=1)
+        total += tl.abs(mine[None, :] - theirs)
+    return tl.sum(tl.where(x_inside[None, :], total, 0.0), axis=1)
 
 
 def match_blocks(
