@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 import torch
 
@@ -36,9 +38,11 @@ def test_a_latency_is_followed(model):
     """By the device's own times: far more than is needed is dense, far less is the floor."""
     clip = [frame.cuda() for frame in clip_of([0.7] * 60)]
     stream = Stream(model, eventful.TopFraction(0.1))
+    times = []
     for frame in clip[:20]:
         stream(frame)
-    few = stream.last.ms
+        times.append(stream.last.ms)
+    few = statistics.median(times[5:])  # one step alone may have waited for another process
     stream.budget = LatencyBudget(20 * few)
     for frame in clip[20:40]:
         stream(frame)
