@@ -156,12 +156,15 @@ def _window_sums(
     moved_x = tl.minimum(tl.maximum(x[None, :] + across[:, None], 0), right)
     total = tl.zeros([OFFSETS, 2 * CELL], dtype=tl.float32)
     first = row * CELL - CELL // 2
-    for y in range(tl.maximum(first, 0), tl.minimum(first + 2 * CELL, bottom + 1)):
-        mine = tl.load(now + y * (right + 1) + own_x)
+    for step in range(2 * CELL):
+        y = first + step
+        own_y = tl.minimum(tl.maximum(y, 0), bottom)
+        mine = tl.load(now + own_y * (right + 1) + own_x)
         moved_y = tl.minimum(tl.maximum(y + down, 0), bottom)
         theirs = tl.load(before + (moved_y * (right + 1))[:, None] + moved_x)
-        total += tl.abs(mine[None, :] - theirs)
-    return tl.sum(tl.where(x_inside[None, :], total, 0.0), axis=1)
+        inside = x_inside & (y >= 0) & (y <= bottom)
+        total += tl.where(inside[None, :], tl.abs(mine[None, :] - theirs), 0.0)
+    return tl.sum(total, axis=1)
 
 
 def match_blocks(
@@ -186,7 +189,7 @@ def match_blocks(
         HAS_HINT=hint is not None, CELL=rules.CELL, REACH=rules.REACH_COARSE, PULL=rules.PULL,
         LIMIT_SHARE=1 - rules.GAIN, LEAST=rules.LEAST, FURTHEST=rules.FURTHEST,
         OFFSETS=triton.next_power_of_2((2 * rules.REACH_COARSE + 1) ** 2),
-        num_warps=1, enable_fp_fusion=False,
+        num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
