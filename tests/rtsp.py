@@ -57,6 +57,8 @@ class RtspServer:
 
     def close(self) -> None:
         self._stopped = True
+        with suppress(OSError):
+            self._port.shutdown(socket.SHUT_RDWR)  # ends the wait for a client
         self._port.close()
 
     def _accept(self) -> None:
@@ -112,13 +114,11 @@ def moved(number: str, target: str, status: str = "302 Found") -> bytes:
 
 def _units(video: Path) -> list[list[bytes]]:
     """The units of H.264 in each picture of a video."""
-    to_stream = av.BitStreamFilterContext
     with av.open(str(video)) as container:
         stream = container.streams.video[0]
         assert stream.codec_context.name == "h264"
-        convert = to_stream("h264_mp4toannexb", stream)
+        convert = av.BitStreamFilterContext("h264_mp4toannexb", stream)
         packets = [made for packet in container.demux(stream) for made in convert.filter(packet)]
-    return [
-        [unit.rstrip(b"\0") for unit in bytes(packet).replace(b"\0\0\0\1", b"\0\0\1").split(b"\0\0\1") if unit]
-        for packet in packets
-    ]  # fmt: skip
+    start = b"\0\0\1"  # of a unit
+    pictures = [bytes(packet).replace(b"\0" + start, start).split(start) for packet in packets]
+    return [[unit.rstrip(b"\0") for unit in picture if unit] for picture in pictures]

@@ -7,6 +7,7 @@ import shutil
 import ssl
 import subprocess
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
@@ -14,6 +15,8 @@ pytest.importorskip("av")
 
 import rtsp
 from eventful.errors import SourceError, UnsupportedError
+from eventful.live.admission import Allowed, UrlRule
+from eventful.pipeline.sources import open_source
 from eventful.video import relay
 from eventful.video.address import find_source
 from eventful.video.pyav import AvDecoder
@@ -41,7 +44,7 @@ def play(address: str, strict: bool, frames: int = 3) -> int:
     source = replace(find_source(address), strict=strict)
     decoder = AvDecoder(source, timeout=5, motion=False, live=None)
     try:
-        return sum(picture.height == 96 for picture, _ in zip(decoder.pictures(), range(frames)))
+        return sum(picture.height == 96 for picture in islice(decoder.pictures(), frames))
     finally:
         decoder.close()
 
@@ -56,9 +59,20 @@ def test_a_camera_plays_through_the_relay(serve):
 @pytest.mark.parametrize("method", ["OPTIONS", "DESCRIBE", "SETUP"])
 def test_a_redirect_is_not_followed(serve, method):
     target = serve()
-    server = serve(lambda asked, number: rtsp.moved(number, target.url) if asked == method else None)
+    server = serve(
+        lambda asked, number: rtsp.moved(number, target.url) if asked == method else None
+    )
     with pytest.raises(UnsupportedError, match=r"redirects to another address.*Name the address"):
         play(f"{server.url}cam", strict=True)
+    assert target.requests == []
+
+
+def test_the_page_reads_its_addresses_in_this_way(serve):
+    target = serve()
+    server = serve(lambda asked, number: rtsp.moved(number, target.url))
+    admitted = Allowed(urls=(UrlRule.parse(server.url),)).admit(f"{server.url}cam")
+    with pytest.raises(UnsupportedError, match="redirects to another address"):
+        open_source(admitted)
     assert target.requests == []
 
 
@@ -66,16 +80,19 @@ def test_a_redirect_is_not_followed(serve, method):
 def test_ffmpeg_by_itself_follows_redirects(serve, method):
     """What the relay is for: without this there would be no need of one."""
     target = serve()
-    server = serve(lambda asked, number: rtsp.moved(number, target.url) if asked == method else None)
+    server = serve(
+        lambda asked, number: rtsp.moved(number, target.url) if asked == method else None
+    )
     assert play(f"{server.url}cam", strict=False) == 3
     assert target.requests != []
 
 
 def test_a_server_that_is_not_there(serve):
     server = serve()
+    url = server.url
     server.close()
-    with pytest.raises(SourceError, match=rf"^{server.url}cam cannot be connected to"):
-        play(server.url.replace("//", "//admin:hunter2@") + "cam", strict=True)
+    with pytest.raises(SourceError, match=rf"^{url}cam cannot be connected to"):
+        play(url.replace("//", "//admin:hunter2@") + "cam", strict=True)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
@@ -114,10 +131,14 @@ def test_messages_and_packets_pass_unchanged(size):
 @pytest.mark.parametrize("status", [b"300", b"302 Found", b"399 "])
 def test_a_redirect_does_not_pass(status, before, size):
     content = before + b"RTSP/1.0 " + status + b"\r\nCSeq: 1\r\nLocation: rtsp://10.0.0.1/\r\n\r\n"
-    answers, passed = Answers(), b""
-    with pytest.raises(RedirectError):
+    answers, passed = Answers(), bytearray()
+
+    def feed() -> None:
         for i in range(0, len(content), size):
-            passed += answers.feed(content[i : i + size])
+            passed.extend(answers.feed(content[i : i + size]))
+
+    with pytest.raises(RedirectError):
+        feed()
     assert before.startswith(passed)
 
 

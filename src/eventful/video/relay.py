@@ -70,7 +70,7 @@ class Answers:
             return 4 + int.from_bytes(held[2:4], "big") if len(held) >= 4 else 0
         found = _HEAD.match(held)
         if found is None:
-            if len(held) > _LONGEST_HEAD or held[:1] in (b"\r", b"\n"):
+            if len(held) > _LONGEST_HEAD or held.startswith((b"\r", b"\n")):
                 raise ProtocolError
             return 0
         return found.end() + _body(bytes(found[1]))
@@ -160,15 +160,30 @@ class Relay:
             ready.register(server, selectors.EVENT_READ)
             while True:
                 for key, _ in ready.select():
-                    data = key.fileobj.recv(_CHUNK)  # type: ignore[union-attr]
+                    data = client.recv(_CHUNK) if key.fileobj is client else _read(server)
+                    if data is None:
+                        continue
                     if not data:
                         return
                     if key.fileobj is client:
                         server.sendall(data)
-                        continue
-                    while isinstance(server, ssl.SSLSocket) and server.pending():
-                        data += server.recv(_CHUNK)
-                    client.sendall(answers.feed(data))
+                    else:
+                        client.sendall(answers.feed(data))
+
+
+def _read(server: socket.socket) -> bytes | None:
+    """What a server has sent; None if it was a message of TLS itself, after which none may come."""
+    patience = server.gettimeout()
+    server.settimeout(0)
+    try:
+        data = server.recv(_CHUNK)
+        while isinstance(server, ssl.SSLSocket) and server.pending():
+            data += server.recv(_CHUNK)
+        return data
+    except ssl.SSLWantReadError:
+        return None
+    finally:
+        server.settimeout(patience)
 
 
 def _connect(source: Source, timeout: float) -> socket.socket:
