@@ -40,8 +40,8 @@ ModelWeights = Annotated[
     ),
 ]
 SIZE = (
-    "Of the frames that the model gets, in pixels: 480x640, 518 for a square, or longest:518 for the "
-    "shape of the picture."
+    "Of the frames that the model gets, in pixels: 480x640, 518 for a square, or longest:518 for "
+    "the shape of the picture."
 )
 FrameSize = Annotated[
     str | None,
