@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 from eventful import Config, Stream, TopR, convert, restore
+from eventful.live import memory
 from eventful.models.vivit.model import SpatialModel, ViViTConfig
 from eventful.surgery import linears
 from eventful.surgery.conversion import find_session
@@ -149,3 +154,37 @@ def test_few_rows_are_added(rows):
     assert rows <= served <= rows * 1.125
     assert linears.served_rows(served) == served
     assert len(set(map(linears.served_rows, range(rows, 2 * rows)))) <= 17
+
+
+GROWTH = """
+import ctypes, json, random, torch, eventful
+from eventful.live.memory import allocated_bytes
+from eventful.live import memory
+from eventful.models.vivit.model import SpatialModel, ViViTConfig
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+random.seed(0)
+model = SpatialModel(ViViTConfig(size=256, patch=8, dim=384, depth=2, heads=6)).eval()
+stream = eventful.Stream(eventful.convert(model, eventful.Config.fast(eventful.TopR(1))))
+seen = []
+for t in range(400):
+    stream.policy = eventful.TopR(random.randint(20, 420))
+    with torch.no_grad():
+        stream(torch.randn(1, 3, 2, 256, 256))
+    if t in (150, 399):
+        seen.append(allocated_bytes() / 1e6)
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_numbers_of_tokens():
+    """Each had 0.6 MB and more in each layer: some 100 MB in these steps."""
+    if memory.allocated_bytes() is None:
+        pytest.skip("needs glibc")
+    environment = {**os.environ, "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
+    command = [sys.executable, "-c", GROWTH]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    early, late = json.loads(done.stdout)
+    assert late < early + 15
