@@ -28,6 +28,7 @@ from statistics import mean, quantiles
 from typing import Any
 from urllib.request import urlopen
 
+import numpy as np
 import torch
 
 from eventful import files
@@ -40,9 +41,25 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "live-load.json", ROOT / "docs" / "live.md"
 SOURCES, RATE, FRAMES, SIDE = 8, 10, 300, 128
 MODEL, THREADS = "timm:vit_tiny_patch16_224", 1
-EVERY = 2.0  # seconds between two looks at the process
-WARM = 0.2  # share of the time before memory is compared
+EVERY = 0.5  # seconds between two looks at the process
+BLOCK = 10.0  # seconds of which one number of each kind of memory is kept
+WARM = 20.0  # seconds before memory is compared, at most half of the time
 SLOW = 2.0  # seconds that the slow viewer takes for a picture
+
+
+MEMORY = {
+    "resident": "process_resident_memory_bytes",
+    "allocated": "eventful_live_allocated_bytes",
+}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Megabytes of the process at a moment, and what of them the program uses."""
+
+    seconds: float
+    resident: float
+    allocated: float
 
 
 @dataclass
@@ -114,10 +131,13 @@ def _watched(url: str, minutes: float) -> dict[str, Any]:
     ]
     for thread in threads:
         thread.start()
-    end, memory = time.monotonic() + 60 * minutes, []
-    while time.monotonic() < end:
+    began = time.monotonic()
+    memory: list[Memory] = []
+    while (now := time.monotonic() - began) < 60 * minutes:
+        text = _read(url, "metrics")
+        sizes = [_number(text, name) / 1e6 for name in MEMORY.values()]
+        memory.append(Memory(now, *sizes))
         time.sleep(EVERY)
-        memory.append(_number(_read(url, "metrics"), "process_resident_memory_bytes") / 1e6)
     state = json.loads(_read(url, "api/state"))
     stop.set()
     for thread in threads:
@@ -152,10 +172,8 @@ def _view(url: str, seen: Watched, pause: float, stop: threading.Event) -> None:
 
 
 def _result(
-    minutes: float, memory: list[float], seen: dict[str, Watched], state: dict[str, Any]
+    minutes: float, memory: list[Memory], seen: dict[str, Watched], state: dict[str, Any]
 ) -> dict[str, Any]:
-    warm = memory[int(WARM * len(memory)) :]
-    part = max(1, len(warm) // 4)
     sources, latencies = state["sources"], seen["fast"].latencies
     frames = sum(source["frames"] for source in sources)
     dropped, steps = (sum(source[name] for source in sources) for name in ("dropped", "steps"))
@@ -171,11 +189,7 @@ def _result(
         "not_counted": frames - steps - dropped,  # at work or waiting when it was read
         "steps_a_second": round(steps / (60 * minutes), 2),
         "tokens": round(mean(s["updated"] / s["tokens"] for s in sources), 4),
-        "memory_mb": {
-            "first_quarter": round(mean(warm[:part]), 1),
-            "last_quarter": round(mean(warm[-part:]), 1),
-            "highest": round(max(memory), 1),
-        },
+        "memory_mb": {name: _memory(memory, name, minutes) for name in MEMORY},
         "latency_ms": {
             "p50": round(cuts[49], 1),
             "p95": round(cuts[94], 1),
@@ -194,15 +208,55 @@ def _result(
     }
 
 
+def _memory(seen: list[Memory], name: str, minutes: float) -> dict[str, Any]:
+    """One kind of memory in blocks of time, and how it grows once the page is warm.
+
+    A block counts with its lower quartile: tensors of a step come and go. The standard error is
+    that of a straight line through the blocks.
+    """
+    blocks: dict[int, list[float]] = {}
+    for one in seen:
+        blocks.setdefault(int(one.seconds / BLOCK), []).append(getattr(one, name))
+    series = [float(np.percentile(values, 25)) for values in blocks.values()]
+    warm = min(round(WARM / BLOCK), len(series) // 2)
+    return {
+        "series": [round(value, 1) for value in series],
+        "seconds_a_value": BLOCK,
+        "highest": round(max(getattr(one, name) for one in seen), 1),
+        "warm": _growth(series[warm:]),
+        "second_half": _growth(series[len(series) // 2 :]),
+    }
+
+
+def _growth(series: list[float]) -> dict[str, float]:
+    """Megabytes a minute, with the standard error."""
+    minutes = BLOCK / 60 * np.arange(len(series))
+    slope, level = np.polyfit(minutes, series, 1)
+    rest = np.asarray(series) - level - slope * minutes
+    spread = float(np.sqrt(rest @ rest / max(len(series) - 2, 1)))
+    error = spread / float(np.sqrt(((minutes - minutes.mean()) ** 2).sum()))
+    return {"mb_a_minute": round(float(slope), 2), "standard_error": round(error, 2)}
+
+
 def table(result: dict[str, Any]) -> str:
     """A result as a table of the documentation."""
-    memory, latency, where = (result[name] for name in ("memory_mb", "latency_ms", "origin"))
+    latency, where = result["latency_ms"], result["origin"]
+    resident, allocated = (result["memory_mb"][name] for name in MEMORY)
+    grown = allocated["second_half"]
     rows = {
         "frames that came, computed, dropped": f"{result['frames']:,}, {result['steps']:,}, "
         f"{result['dropped']:,}",
         "frames computed a second, of all sources": f"{result['steps_a_second']:.0f}",
-        "memory of the process after warm-up, at the end": f"{memory['first_quarter']:.0f} MB, "
-        f"{memory['last_quarter']:.0f} MB",
+        "memory of the process after 1, 5 and 10 minutes": ", ".join(
+            f"{resident['series'][place]:.0f}" for place in (6, 30, -1)
+        )
+        + " MB",
+        "of which the program uses": ", ".join(
+            f"{allocated['series'][place]:.0f}" for place in (6, 30, -1)
+        )
+        + " MB",
+        "growth of that in the second half": f"{grown['mb_a_minute']:.1f} ± "
+        f"{grown['standard_error']:.1f} MB a minute",
         "latency: median, 95 %, 99 %, highest": ", ".join(
             f"{latency[name]:.0f}" for name in ("p50", "p95", "p99", "highest")
         )

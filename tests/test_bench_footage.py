@@ -30,7 +30,8 @@ def film(tmp_path: Path) -> Path:
 
 def test_sizes_are_whole_patches() -> None:
     assert fitted_size((432, 768), "", (14, 14), 518) == (294, 518)
-    assert fitted_size((432, 768), "448", (14, 14), 518) == (252, 448)
+    assert fitted_size((432, 768), "448", (14, 14), 518) == (448, 448)
+    assert fitted_size((432, 768), "longest:448", (14, 14), 518) == (252, 448)
     assert fitted_size((432, 768), "252x448", (14, 14), 518) == (252, 448)
     with pytest.raises(ConfigError, match="252x448"):
         fitted_size((432, 768), "256x450", (14, 14), 518)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 from eventful import Config, Stream, TopR, convert, restore
+from eventful.live import memory
 from eventful.models.vivit.model import SpatialModel, ViViTConfig
 from eventful.surgery import linears
 from eventful.surgery.conversion import find_session
@@ -108,3 +113,78 @@ def test_a_copy_starts_without_them_and_restore_removes_the_layers_forward(model
     assert "forward" in vars(model.blocks[0].attn.qkv)
     restore(model)
     assert "forward" not in vars(model.blocks[0].attn.qkv)
+
+
+def test_other_numbers_of_tokens_need_few_kinds_of_code(model, monkeypatch):
+    """oneDNN keeps code for every number of rows for good: with one for each r, memory grows."""
+    torch.manual_seed(0)
+    large = SpatialModel(ViViTConfig(size=128, patch=8, dim=32, depth=2, heads=2)).eval()
+    frames = torch.randn(60, 1, 3, 2, 128, 128)
+
+    def run() -> list[torch.Tensor]:
+        stream = Stream(convert(large, Config.fast(TopR(1), fallback=False, context=None)))
+        outputs = []
+        for r, frame in enumerate(frames, 40):
+            stream.policy = TopR(r)
+            outputs.append(stream(frame))
+        return outputs
+
+    monkeypatch.setenv(linears.VARIABLE, "0")
+    expected = run()
+    monkeypatch.delenv(linears.VARIABLE)
+    seen = set()
+    whole = linears._product
+
+    def watched(tokens, weight, bias, more):
+        seen.add(tokens.numel() // tokens.shape[-1] + more)
+        return whole(tokens, weight, bias, more)
+
+    monkeypatch.setattr(linears, "_product", watched)
+    for t, (one, other) in enumerate(zip(run(), expected, strict=True)):
+        assert_near(one, other, "step", f"frame {t}")
+    tokens = 16 * 16 + 1
+    assert tokens in seen  # all of them: as they are
+    assert seen - {tokens} <= set(map(linears.served_rows, range(40, tokens)))
+    assert len(seen) <= 1 + 12
+
+
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 63, 64, 65, 100, 1000, 4097])
+def test_few_rows_are_added(rows):
+    served = linears.served_rows(rows)
+    assert rows <= served <= rows * 1.125
+    assert linears.served_rows(served) == served
+    assert len(set(map(linears.served_rows, range(rows, 2 * rows)))) <= 17
+
+
+GROWTH = """
+import ctypes, json, random, torch, eventful
+from eventful.live.memory import allocated_bytes
+from eventful.live import memory
+from eventful.models.vivit.model import SpatialModel, ViViTConfig
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+random.seed(0)
+model = SpatialModel(ViViTConfig(size=256, patch=8, dim=384, depth=2, heads=6)).eval()
+stream = eventful.Stream(eventful.convert(model, eventful.Config.fast(eventful.TopR(1))))
+seen = []
+for t in range(400):
+    stream.policy = eventful.TopR(random.randint(20, 420))
+    with torch.no_grad():
+        stream(torch.randn(1, 3, 2, 256, 256))
+    if t in (150, 399):
+        seen.append(allocated_bytes() / 1e6)
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_numbers_of_tokens():
+    """Each had 0.6 MB and more in each layer: some 100 MB in these steps."""
+    if memory.allocated_bytes() is None:
+        pytest.skip("needs glibc")
+    environment = {**os.environ, "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
+    command = [sys.executable, "-c", GROWTH]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    early, late = json.loads(done.stdout)
+    assert late < early + 15

@@ -6,6 +6,7 @@ import json
 import subprocess
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,17 @@ import pytest
 import torch
 from torch import nn
 
+import eventful
+import videos
 from commands import here  # noqa: F401
-from eventful import Stream, convert
+from eventful import Stream, convert, inspect
+from eventful.bench.video.footage import fitted_size
 from eventful.errors import CheckpointError, ConfigError, EventfulError, UnsupportedError
 from eventful.modelspec import hollow, weights
 from eventful.modelspec.opening import RandomWeightsWarning, open_named
-from eventful.modelspec.size import parse_size
+from eventful.modelspec.size import Longest, both_sides, in_words, parse_size
 from eventful.pipeline.first_step import refusal
+from eventful.pipeline.subject import SquareWarning, open_subject
 from eventful.surgery.libraries import load
 
 pytest.importorskip("timm")
@@ -285,10 +290,50 @@ def test_a_wrong_name_is_answered_with_near_ones(name: str, words: str) -> None:
 def test_a_size_is_one_side_or_two() -> None:
     assert parse_size("480x640") == (480, 640)
     assert parse_size("518") == 518
+    assert parse_size("longest:518") == Longest(518)
     assert parse_size(None) is None
-    for wrong in ("0", "x5", "1x2x3", "big", "-4"):
+    for wrong in ("0", "x5", "1x2x3", "big", "-4", "longest:", "longest:4x5", "longest:big"):
         with pytest.raises(ConfigError, match="480x640"):
             parse_size(wrong)
+
+
+@pytest.mark.parametrize("size", [64, (32, 80)])
+def test_a_size_means_the_same_everywhere(tmp_path: Path, size: Any) -> None:
+    """One number is a square, and pictures keep their shape, also for models of any shape."""
+    pytest.importorskip("av")
+    vit = load("timm").create_model("vit_tiny_patch16_224", depth=1).eval()
+    frame = next(iter(eventful.read(videos.pan(tmp_path / "a.mp4", 2, size=(64, 96)), size=size)))
+    told = (
+        pytest.warns(SquareWarning, match="33% .*--size longest:64")
+        if size == 64
+        else nullcontext()
+    )
+    with told:
+        ready = open_subject(vit, size=size).at(64, 96)
+    prepared = ready.prepare([torch.zeros(3, 64, 96, dtype=torch.uint8)])
+    assert prepared.frame.region == frame.region
+    assert frame.region.height / frame.region.width == pytest.approx(64 / 96, abs=0.01)
+    shapes = {
+        tuple(frame.shape[-2:]),
+        ready.size,
+        inspect(vit, size).size,
+        fitted_size((64, 96), in_words(size), (16, 16), 224),
+        both_sides(size),
+    }
+    assert len(shapes) == 1
+
+
+def test_the_shape_of_the_picture_is_asked_for_by_name(tmp_path: Path) -> None:
+    vit = load("timm").create_model("vit_tiny_patch16_224", depth=1).eval()
+    for size in (Longest(96), None):
+        ready = open_subject(vit, size=size).at(120, 240)
+        assert ready.size == ((48, 96) if size else (112, 224))
+        whole = ready.prepare([torch.zeros(3, 120, 240, dtype=torch.uint8)]).frame.region
+        assert (whole.height, whole.width) == ready.size  # nothing is padding
+    vit_folder = folder(tmp_path / "vit", {**VIT, "model_type": "vit", "image_size": 64})
+    for name in ("torchvision:vit_b_16", f"hf:{vit_folder}", "timm:xcit_nano_12_p16_224"):
+        with pytest.raises(ConfigError, match="longest:64 takes the shape of the picture"):
+            open_named(name, size=Longest(64), weightless=True)
 
 
 def test_a_model_is_built_for_frames_that_are_not_square(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from eventful import Config, Stream, TopR, convert
 from eventful.errors import ConfigError, RunError, UnsupportedError
 from eventful.models.saving import save_model
 from eventful.models.vitdet import Detections
+from eventful.modelspec.size import Longest
 from eventful.paper.data.records import Box
 from eventful.paper.data.world import names_seed, open_seed, open_world, seed_name
 from eventful.paper.evaluate.metrics import fgfa_map50
@@ -173,7 +174,9 @@ def test_dense_runs_the_whole_model(detector: str, tmp_path: Path) -> None:
 
 def test_features_go_to_arrays_and_the_video_shows_updates(clip: Path, tmp_path: Path) -> None:
     vit = load("timm").create_model("vit_tiny_patch16_224", num_classes=0, depth=2).eval()
-    settings = RunSettings(out=tmp_path / "run", size=64, r="2", format="npz", frames=5, every=2)
+    settings = RunSettings(
+        out=tmp_path / "run", size=Longest(64), r="2", format="npz", frames=5, every=2
+    )
     result = run(vit, [str(clip)], settings)
     assert result.summary["kind"] == "features"
     (part,) = (tmp_path / "run" / "arrays").iterdir()
@@ -181,6 +184,7 @@ def test_features_go_to_arrays_and_the_video_shows_updates(clip: Path, tmp_path:
         assert arrays["frame"].tolist() == [0, 2, 4, 6]
         assert arrays["features"].shape == (4, 1 + 4 * 3, 192)  # 96 x 64 becomes 64 x 48
         assert np.ptp(arrays["features"], axis=0).max() > 0
+    assert settings.fixed()["size"] == settings.shown()["size"] == "longest:64"
     assert frames_of(tmp_path / "run" / "clip.mp4") == 4
 
 

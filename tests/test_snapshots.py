@@ -44,6 +44,15 @@ class TestSnapshots:
         with pytest.raises(errors.SnapshotError, match="other weights"):
             eventful.Stream.load(other, data)
 
+    def test_it_is_written_or_returned(self, stream, clip, tmp_path):
+        stream(clip[0])
+        assert stream.snapshot(tmp_path / "a") is None
+        assert len((tmp_path / "a").read_bytes()) == len(stream.snapshot())
+        batch = eventful.StreamBatch(stream.model)
+        batch.join("old", snapshot=tmp_path / "a")
+        assert batch.snapshot("old", tmp_path / "b") is None
+        eventful.Stream.load(stream.model, tmp_path / "b")(clip[1])
+
     def test_of_a_stream_that_is_to_flush(self, stream, clip):
         stream(clip[0])
         stream.flush()

@@ -87,8 +87,9 @@ def test_the_steps_follow_the_budget(made: tuple[Path, dict]) -> None:
 
 def test_a_timm_model_on_a_made_up_clip(tmp_path: Path) -> None:
     text = invoke(
-        *("visualize", "synthetic", "--model", "timm:vit_tiny_patch16_224", "--size", "64"),
-        *("--frames", "3", "--r", "25%", "--gate", "frame", "--out", str(tmp_path), "--json"),
+        *("visualize", "synthetic", "--model", "timm:vit_tiny_patch16_224"),
+        *("--size", "longest:64", "--frames", "3", "--r", "25%", "--gate", "frame"),
+        *("--out", str(tmp_path), "--json"),
     )
     assert json.loads(text)["gate"].endswith("frame")
     rows = list(csv.DictReader((tmp_path / "steps.csv").open()))

@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -102,8 +102,14 @@ class Stream(ControlledRunner):
             self._executor.settle()
             self._executor.flush(range(len(self._state)))
 
-    def snapshot(self, path: str | Path | None = None) -> bytes:
-        """All that shapes the next frame, as safetensors; written to `path` if given."""
+    @overload
+    def snapshot(self, path: None = None) -> bytes: ...
+
+    @overload
+    def snapshot(self, path: str | Path) -> None: ...
+
+    def snapshot(self, path: str | Path | None = None) -> bytes | None:
+        """All that shapes the next frame, as safetensors: written to `path`, or else returned."""
         with self._alone():
             content = Snapshot(self._detached(), [self._policy] * len(self._state), self._signature)
             return write_snapshot(identity_of(self._session), content, path)
@@ -215,8 +221,14 @@ class StreamBatch(ControlledRunner):
             self._executor.settle()
             self._executor.flush([self._row(name)])
 
-    def snapshot(self, name: str, path: str | Path | None = None) -> bytes:
-        """One stream's snapshot; `Stream.load` and `join` take it."""
+    @overload
+    def snapshot(self, name: str, path: None = None) -> bytes: ...
+
+    @overload
+    def snapshot(self, name: str, path: str | Path) -> None: ...
+
+    def snapshot(self, name: str, path: str | Path | None = None) -> bytes | None:
+        """One stream's snapshot, written to `path` or else returned; for `load` and `join`."""
         with self._alone():
             part = self._detached().take([self._row(name)])
             content = Snapshot(part, [self._policies[name]], batched(self._signature, 1))

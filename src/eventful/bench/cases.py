@@ -146,7 +146,7 @@ def _named(name: str, weights: str | None, size: Size | None) -> Subject:
 
 def convertible(name: str, model: nn.Module, size: Size | None) -> Inspection:
     """What `convert` would do to a model; raises where no block can be made eventful."""
-    report = inspect(model, size)
+    report = inspect(model, None if size is None else both_sides(size))
     if not report.matched or report.size is None:
         raise NoMatchError(
             f"{name} has no blocks that can be made eventful: `eventful inspect {name}` says why."

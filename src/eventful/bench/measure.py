@@ -19,6 +19,7 @@ from eventful.bench.parity import open_stream, verify
 from eventful.bench.rows import Row, Setting
 from eventful.bench.timing import gap, in_turn, pipelined, timed
 from eventful.errors import ParityError
+from eventful.modelspec.size import both_sides
 from eventful.surgery.conversion import inspect
 
 WARM = 3  # steps of every contender before any is timed: a flush and two steady ones
@@ -278,7 +279,7 @@ def state_needed(setting: Setting) -> dict[str, int]:
     if not held:
         with torch.device("meta"):
             model = setting.subject.make(setting.pixels, setting.blocks).to(setting.torch_dtype)
-        held = inspect(model, setting.pixels).state_bytes
+        held = inspect(model, both_sides(setting.pixels)).state_bytes
     return {
         preset: setting.batch * len(setting.budgets) * held[preset] for preset in setting.presets
     }

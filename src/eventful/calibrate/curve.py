@@ -113,7 +113,7 @@ def _panel(axis: Any, rows: Sequence[Row], choice: Choice | None, x: Value, y: V
         axis.plot(
             [100 * (x(choice.row) or 0.0)], [y(choice.row) or 0.0], linestyle="none", marker="o",
             markersize=13, markerfacecolor="none", markeredgecolor=_CHOSEN, markeredgewidth=1.8,
-            label="recommended",
+            label="recommended" if choice.row.cost < 1 else "chosen; dense is cheaper",
         )  # fmt: skip
     axis.set_xscale("log")
     axis.margins(x=0.14, y=0.14)

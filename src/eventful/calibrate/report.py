@@ -66,11 +66,6 @@ class Report:
         if self.measured.interrupted:
             whole = sum(len(clip.frames) for clip in self.measured.clips)
             made.append(f"Interrupted after {counted_frames(self.measured)} of {whole} frames.")
-        if self.choice is not None and self.choice.met and self.choice.row.cost >= 1:
-            made.append(
-                f"Dense is cheaper: {self.choice.row.name} takes {self.choice.row.cost:.0%} of its "
-                "cost. The model or the frames are too small, or too much changes."
-            )
         if self.choice is not None and (skip := self.choice.better_skip) is not None:
             assert skip.setting is not None
             cost = "time" if skip.time is not None else "operations"
@@ -83,20 +78,27 @@ class Report:
 
     @property
     def config(self) -> Config | None:
-        """Of the recommended setting; None if none is within the limits."""
+        """Of the chosen setting; None if none is within the limits."""
         if self.choice is None or not self.choice.met or self.choice.row.setting is None:
             return None
         return self.choice.row.setting.config
 
+    @property
+    def dense_is_cheaper(self) -> bool:
+        """Whether the chosen setting costs as much as the dense model: it is not recommended."""
+        return self.choice is not None and self.choice.met and self.choice.row.cost >= 1
+
     def to_dict(self) -> dict[str, Any]:
         """As plain data; None where a number is not known."""
         choice, met = self.choice, self.config is not None
+        chosen = choice.row.name if choice is not None and met else None
         return {
             **self._subject(),
             "dense_path": None if self.dense is None else self.dense.path,
             "dense_ms": None if self.dense is None else statistics.median(self.dense.ms),
             "limits": dataclasses.asdict(self.limits),
-            "recommended": choice.row.name if choice is not None and met else None,
+            "chosen": chosen,
+            "recommended": None if self.dense_is_cheaper else chosen,
             "nearest": choice.row.name if choice is not None and not met else None,
             "interrupted": self.measured.interrupted,
             "notes": self.notes,

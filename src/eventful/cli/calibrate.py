@@ -68,7 +68,7 @@ def run(what: Calibrated, limited: Limited, how: Filming, written: Written) -> N
         _show(report)
         _conclude(report, written.out, policy)
     if report.config is None:
-        print(f"Nothing measured reaches {limits.text}.{_nearest(report)}", file=sys.stderr)
+        print(_refused(report), file=sys.stderr)
     if measured.interrupted or report.config is None:
         raise SystemExit(_INTERRUPTED if measured.interrupted else _NOT_MET)
 
@@ -163,11 +163,12 @@ def _show(report: Report) -> None:
         caption=caption,
     )
     chosen = report.choice.row if report.choice is not None and report.choice.met else None
+    mark = "" if report.dense_is_cheaper else " *"
     for row in report.rows:
         cells = [cell(row) for cell in columns.values()]
         if row is chosen:
-            cells[0] += " *"
-        grid.add(cells, "bold" if row is chosen else "")
+            cells[0] += mark
+        grid.add(cells, "bold" if row is chosen and mark else "")
     show(console, grid)
     for note in report.notes:
         console.print(f"[dim]{note}[/]", highlight=False)
@@ -200,13 +201,28 @@ def _conclude(report: Report, out: Path | None, policy: Path | None) -> None:
     if report.config is not None:
         assert report.choice is not None
         row = report.choice.row
-        print(f"* Recommended for {report.limits.text}: {row.name}{_brief(report.config)}")
+        print(f"{_verdict(report)}: {row.name}{_brief(report.config)}")
         if policy is None:
             print("Write it to a file that Config.load takes with --policy FILE or --out DIR.")
     if out is not None:
         print(f"Numbers and picture: {out}")
     if policy is not None:
         print(f"Policy file: {policy}")
+
+
+def _verdict(report: Report) -> str:
+    """What is said of the chosen setting."""
+    assert report.choice is not None
+    limits = report.limits.text
+    if report.dense_is_cheaper:
+        return (
+            f"Not recommended, the dense model is cheaper: the model or the frames are too small, "
+            f"or too much changes. The cheapest for {limits} takes {report.choice.row.cost:.0%} of "
+            "its cost"
+        )
+    if report.choice.better_skip is not None:
+        return f"* The best for {limits} of those that look at every frame"
+    return f"* Recommended for {limits}"
 
 
 def _brief(config: Config) -> str:
@@ -217,14 +233,18 @@ def _brief(config: Config) -> str:
     return f", {config!r}"
 
 
-def _nearest(report: Report) -> str:
-    if report.choice is None:
+def _refused(report: Report) -> str:
+    """Why nothing is recommended."""
+    choice, limits = report.choice, report.limits.text
+    if choice is None:
         few = "Too few frames were measured." if report.measured.interrupted else ""
-        return f" {few or 'No config was measured; name one with --setting.'}"
-    row = report.choice.row
+        advice = few or "No config was measured; name one with --setting."
+        return f"Nothing measured reaches {limits}. {advice}"
+    row = choice.row
     speed = "" if row.time is None else f", {1 / max(row.time, 1e-9):.2g} times the speed of dense"
     return (
-        f" The nearest is {row.name}: an error of {row.error_p90:.2g} (90 % of frames), "
-        f"{percent(row.operations)} of the operations{speed}. No policy file was written. Loosen "
-        "the limit, name other settings with --setting, or run the dense model."
+        f"Nothing measured reaches {limits}. The nearest is {row.name}: an error of "
+        f"{row.error_p90:.2g} (90 % of frames), {percent(row.operations)} of the operations{speed}."
+        " No policy file was written. Loosen the limit, name other settings with --setting, or run "
+        "the dense model."
     )

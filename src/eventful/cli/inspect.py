@@ -10,7 +10,7 @@ import typer
 
 from eventful.cli.tables import Column, Grid, show
 from eventful.modelspec.opening import open_named
-from eventful.modelspec.size import parse_size
+from eventful.modelspec.size import both_sides, parse_size
 from eventful.pipeline.first_step import refusal
 from eventful.surgery.conversion import Inspection, inspect
 
@@ -26,11 +26,12 @@ def run(model: str, size: str | None, weights: str | None, dtype: str, as_json: 
     """Print which blocks match and what one stream would hold; exit with 1 if it cannot run."""
     given = parse_size(size)
     opened = open_named(model, weights=weights, size=given, weightless=True)
+    shape = None if given is None else both_sides(given)
     module = opened.model.to(DTYPES[dtype])
-    report = inspect(module, given)
+    report = inspect(module, shape)
     refused = None
     if report.matched and report.size is not None:
-        refused = refusal(module, report.size, given)
+        refused = refusal(module, report.size, shape)
     if as_json:
         print(json.dumps(_to_dict(model, dtype, report, refused), indent=2))
     else:

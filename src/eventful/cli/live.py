@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from eventful.cli.options import MODEL_HELP, Dtype, Json, ModelWeights, grouped
+from eventful.cli.options import MODEL_HELP, SIZE, Dtype, Json, ModelWeights, grouped
 
 _MODEL, _SERVER, _PAGE = "Model", "Server", "What the page may add"
 
@@ -32,7 +32,7 @@ class Seen:
     weights: ModelWeights = None
     size: Annotated[
         str | None,
-        typer.Option(metavar="HxW", help="Of the frames in pixels.", rich_help_panel=_MODEL),
+        typer.Option(metavar="HxW", help=SIZE, rich_help_panel=_MODEL),
     ] = None
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.", rich_help_panel=_MODEL)] = "cpu"
     dtype: Annotated[Dtype, typer.Option(help="Of the weights.", rich_help_panel=_MODEL)] = (

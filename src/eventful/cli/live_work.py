@@ -71,8 +71,10 @@ def _serve(
     as_json: bool,
 ) -> None:
     from eventful.live.app import Page, make_app
+    from eventful.live.memory import use_few_arenas
     from eventful.live.server import Server, address_of, listen
 
+    use_few_arenas()
     bound = listen(access.host, port)
     page = Page(worker, allowed)
 

@@ -39,10 +39,16 @@ ModelWeights = Annotated[
         "published ones. Random if not given.",
     ),
 ]
+SIZE = (
+    "Of the frames that the model gets, in pixels: 480x640, 518 for a square, or longest:518 for "
+    "the shape of the picture."
+)
 FrameSize = Annotated[
     str | None,
     typer.Option(
-        "--size", metavar="HxW", help="Of the frames in pixels, 480x640, or one side, 518."
+        "--size",
+        metavar="HxW",
+        help=SIZE,
     ),
 ]
 Side = Annotated[int | None, typer.Option(min=1, help="Side of the frames in pixels.")]
@@ -227,7 +233,7 @@ class Filmed:
         str,
         typer.Option(
             metavar="HxW",
-            help="Of the frames; or one side: the longer one if the model takes any shape.",
+            help=SIZE,
         ),
     ] = ""
     frames: Annotated[int, typer.Option(min=3, help="At most so many of each clip.")] = 96
@@ -283,7 +289,7 @@ class Calibrated:
         str,
         typer.Option(
             metavar="HxW",
-            help="Of the frames; or one side: the longer one if the model takes any shape.",
+            help=SIZE,
         ),
     ] = ""
     frames: Annotated[int, typer.Option(min=1, help="At most so many of each video.")] = 64

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from eventful.cli.options import MODEL_HELP, Dtype, Json, grouped
+from eventful.cli.options import MODEL_HELP, SIZE, Dtype, Json, grouped
 
 
 class Format(StrEnum):
@@ -63,7 +63,7 @@ class What:
         str | None,
         typer.Option(
             metavar="HxW",
-            help="Of the frames in pixels, 480x640; or the longer side, or that of a square.",
+            help=SIZE,
             rich_help_panel=_MODEL,
         ),
     ] = None

@@ -86,7 +86,11 @@ def _show(result: RunResult) -> None:
     if summary["ms"] is not None:
         line = f"{summary['ms']:.1f} ms a step"
         if summary["speedup"] is not None:
-            line += f", dense {summary['dense_ms']:.1f} ms: {summary['speedup']:.2f}x as fast"
+            line += (
+                f", the model alone {summary['dense_ms']:.1f} ms: {summary['speedup']:.2f}x as fast"
+            )
+            if summary["speedup"] < 1:
+                line += ". The model alone is faster here: docs/limits.md says when"
         print(line)
     if summary["error"] is not None:
         print(f"mean error of the features {summary['error']:.3f}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -11,13 +12,15 @@ from torch.nn import functional as F
 from eventful.errors import UnsupportedError
 from eventful.models.vitdet.model import ViTDet
 from eventful.models.vivit.model import ViViT
-from eventful.modelspec.size import Size
+from eventful.modelspec.size import Longest, Size
 from eventful.pipeline.models import OpenedModel, label_names, open_model
 from eventful.pipeline.subject import Subject as RunSubject
-from eventful.pipeline.subject import whole_patches
+from eventful.pipeline.subject import any_shape, fitted
 from eventful.stream import Stream
 from eventful.surgery.outputs import real_tensors
 from eventful.tokens.layout import TokenLayout
+from eventful.video.fitting import Fitting
+from eventful.video.normalization import Normalization, choose_normalization
 from eventful.video.scene import with_boxes
 
 
@@ -105,31 +108,31 @@ class Features:
         self.model = model
         self._size = size
         cfg = model.pretrained_cfg
-        self._mean = torch.tensor(cfg["mean"])[:, None, None]
-        self._std = torch.tensor(cfg["std"])[:, None, None]
-        self._fitted: tuple[int, int] | None = None
+        self._normal = Normalization(cfg["mean"], cfg["std"])
+        self._fitting: Fitting | None = None
         self._colours = Colours()
 
     def fit(self, height: int, width: int) -> None:
         """Set the model up for frames of this shape, in whole patches."""
-        patch = self.model.patch_embed.patch_size[0]
-        size = self._size or max(self.model.patch_embed.img_size)
-        self._fitted = whole_patches(size, (height, width), patch)
-        self.model.set_input_size(img_size=self._fitted)
+        patches = self.model.patch_embed
+        size = self._size or Longest(max(patches.img_size))
+        self._fitting = any_shape(size, (height, width), patches.patch_size, self._normal)
+        self.model.set_input_size(img_size=self._fitting.size)
 
     def step(self, stream: Stream, frame: Tensor) -> tuple[Tensor, Tensor]:
         """See `Subject`."""
-        assert self._fitted is not None
-        image = frame.float()[None] / 255
-        shown = F.interpolate(image, self._fitted, mode="bilinear", antialias=True)[0].clamp(0, 1)
-        pixels = ((shown - self._mean) / self._std)[None]
+        assert self._fitting is not None
+        pixels = fitted(self._fitting, frame).as_subclass(Tensor)
+        plain = replace(self._fitting, normalization=choose_normalization("none"))
+        shown = fitted(plain, frame).as_subclass(Tensor)[0].clamp(0, 1)
         device = next(self.model.parameters()).device
         tokens = stream.call("forward_features", pixels.to(device))[0].float().cpu()
         assert stream.last is not None
         layout = next(iter(stream.last.layouts.values()))
         patches = tokens[layout.prefix : layout.tokens - layout.suffix]
         features = patches.T.unflatten(1, layout.grid)
-        return shown, 0.35 * shown + 0.65 * self._colours.of(features, self._fitted)
+        size = int(shown.shape[1]), int(shown.shape[2])
+        return shown, 0.35 * shown + 0.65 * self._colours.of(features, size)
 
     def content(self, layout: TokenLayout) -> tuple[int, int]:
         """See `Subject`."""

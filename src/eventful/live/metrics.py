@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from eventful import __version__
 from eventful.live.channels import BUCKETS, Channel, Histogram
-from eventful.live.memory import resident_bytes
+from eventful.live.memory import allocated_bytes, resident_bytes
 from eventful.live.viewers import Hub
 from eventful.live.worker import Worker
 
@@ -57,6 +57,9 @@ def _lines(worker: Worker, hub: Hub) -> Iterator[str]:
         yield "# HELP process_resident_memory_bytes Resident memory.\n" \
               "# TYPE process_resident_memory_bytes gauge"  # fmt: skip
         yield f"process_resident_memory_bytes {memory}"
+    if (allocated := allocated_bytes()) is not None:
+        yield from _head("allocated_bytes", "gauge", "Of the memory, what the program uses.")
+        yield f"eventful_live_allocated_bytes {allocated}"
     for kind, table in (("counter", _COUNTERS), ("gauge", _GAUGES)):
         for name, (about, read) in table.items():
             yield from _head(name, kind, about)

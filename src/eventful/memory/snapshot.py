@@ -50,8 +50,8 @@ class Snapshot:
     signature: tuple[tuple[int, ...], torch.dtype, torch.device, str] | None
 
 
-def write_snapshot(model: Identity, content: Snapshot, path: str | Path | None) -> bytes:
-    """Serialise, and write to `path` if given."""
+def write_snapshot(model: Identity, content: Snapshot, path: str | Path | None) -> bytes | None:
+    """Serialise, and write to `path`; without a path, return it."""
     if content.signature is None:
         raise SnapshotError("The stream has seen no frame yet, so there is nothing to keep.")
     shape, dtype, device, autocast = content.signature
@@ -77,17 +77,17 @@ def write_snapshot(model: Identity, content: Snapshot, path: str | Path | None) 
         raise SnapshotError(f"A policy holds what cannot be written down: {error}.") from None
     header = {"eventful": description, "checksum": _checksum(description, tensors)}
     data: bytes = save_tensors(tensors, metadata=header)
-    if path is not None:
-        target = Path(path)
-        try:
-            with files.replacing(target) as partial:
-                partial.write_bytes(data)
-        except OSError as error:
-            raise SnapshotError(
-                f"The snapshot cannot be written to {path}: {error.strerror}. The folder must "
-                "exist; the stream is as it was."
-            ) from error
-    return data
+    if path is None:
+        return data
+    try:
+        with files.replacing(Path(path)) as partial:
+            partial.write_bytes(data)
+    except OSError as error:
+        raise SnapshotError(
+            f"The snapshot cannot be written to {path}: {error.strerror}. The folder must "
+            "exist; the stream is as it was."
+        ) from error
+    return None
 
 
 def read_snapshot(model: Identity, source: str | Path | bytes) -> Snapshot:

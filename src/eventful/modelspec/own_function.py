@@ -13,7 +13,7 @@ from torch import nn
 
 from eventful.errors import EventfulError, UnsupportedError
 from eventful.modelspec.names import first_line, nearest
-from eventful.modelspec.size import Size
+from eventful.modelspec.size import Longest, Size, both_sides
 
 FORM = re.compile(r"(\w+(?:\.\w+)*):(\w+)")
 
@@ -68,7 +68,7 @@ def _arguments(name: str, make: Callable[..., Any], size: Size | None) -> dict[s
     if "size" not in parameters:
         return {}
     if size is not None:
-        return {"size": size}
+        return {"size": both_sides(size) if isinstance(size, Longest) else size}
     if parameters["size"].default is inspect.Parameter.empty:
         raise UnsupportedError(f"{name} needs the size of the frames: give --size.")
     return {}

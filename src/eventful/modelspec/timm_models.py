@@ -6,10 +6,10 @@ from typing import Any, cast
 
 from torch import nn
 
-from eventful.errors import UnsupportedError
+from eventful.errors import EventfulError, UnsupportedError
 from eventful.modelspec.names import first_line, nearest
 from eventful.modelspec.place import made_on
-from eventful.modelspec.size import Size, in_words
+from eventful.modelspec.size import Size, both_sides, in_words
 from eventful.surgery import libraries
 
 
@@ -52,7 +52,10 @@ def build(
     try:
         made = made_on(weightless, make)
         if size is not None and not hasattr(made, "set_input_size"):
+            both_sides(size)  # the shape of the picture is not known here
             made = _sized(make, made, name, size, weightless)
+    except EventfulError:
+        raise
     except (TypeError, ValueError, AssertionError, RuntimeError, NotImplementedError) as error:
         raise UnsupportedError(f"timm cannot make {name!r}: {first_line(error)}") from None
     return made.eval()

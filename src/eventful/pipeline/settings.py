@@ -16,7 +16,7 @@ from eventful.budget import (
 )
 from eventful.config import PRESETS, Config
 from eventful.errors import ConfigError
-from eventful.modelspec.size import Size, both_sides, in_words
+from eventful.modelspec.size import Longest, Size, both_sides, in_words
 from eventful.policies import Policy, Threshold
 from eventful.video.budgets import parse_budget
 
@@ -87,7 +87,9 @@ class RunSettings:
             raise ConfigError(f"--format is {', '.join(get_args(Format))}; got {self.format!r}.")
         if self.track is not None and self.track not in get_args(TrackerName):
             raise ConfigError(f"A tracker is {', '.join(get_args(TrackerName))}; got {self.track}.")
-        sides = None if self.size is None else min(both_sides(self.size))
+        sides = self.size.side if isinstance(self.size, Longest) else None
+        if self.size is not None and sides is None:
+            sides = min(both_sides(self.size))
         for name, value in (("frames", self.frames), ("every", self.every), ("size", sides)):
             if value is not None and value < 1:
                 raise ConfigError(f"--{name} is a whole number from 1 up; got {value}.")
@@ -131,8 +133,8 @@ class RunSettings:
         names = [f.name for f in fields(self) if f.name not in (*_FREE, *_IN_RULE)]
         rule = None if self.dense else repr(self.update_rule())
         fixed = {name: getattr(self, name) for name in names}
-        if isinstance(self.size, tuple):
-            fixed["size"] = in_words(self.size)  # JSON has no tuples
+        if self.size is not None:
+            fixed["size"] = in_words(self.size)  # JSON has neither tuples nor classes
         return {**fixed, "update rule": rule}
 
     def shown(self) -> dict[str, str]:
@@ -149,7 +151,7 @@ class RunSettings:
         for name in ("weights", "size", "frames", "every", "score", "track"):
             if getattr(self, name) != getattr(usual, name):
                 shown[name] = str(getattr(self, name))
-        if isinstance(self.size, tuple):
+        if self.size is not None:
             shown["size"] = in_words(self.size)
         return shown
 

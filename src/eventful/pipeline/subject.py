@@ -11,6 +11,7 @@ one size, and the `ReadySubject` prepares pictures and reads outputs:
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from eventful.models.vitdet.model import ViTDet
 from eventful.models.vivit.model import ViViT
 from eventful.models.vivit.views import PIXEL_MEAN, PIXEL_STD
 from eventful.modelspec.hollow import picture_method
-from eventful.modelspec.size import Size, both_sides, in_words
+from eventful.modelspec.size import Longest, Size, both_sides, fit_of, in_words, whole_patches
 from eventful.pipeline.models import OpenedModel, label_names, open_model
 from eventful.pipeline.predictions import Kind, Prediction, read_output
 from eventful.video.fitting import Fitting, resized
@@ -34,6 +35,10 @@ from eventful.video.normalization import Normalization, input_size, model_normal
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FOCUS_SIZE = 448  # longer side of frames for the saliency model, which takes any size
+
+
+class SquareWarning(UserWarning):
+    """Frames are squares though the model takes the shape of the picture."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +162,8 @@ def open_subject(
 
     Args:
         model: see `eventful.pipeline.models.open_model`.
-        size: of the frames in pixels: height and width, or one side, which is the longer one
-            where the model takes any shape, else that of a square.
+        size: of the frames in pixels: height and width, or one side of a square; pictures keep
+            their shape. `Longest` for frames with the shape of the picture.
     """
     if isinstance(model, nn.Module):
         name = type(model).__name__
@@ -319,16 +324,15 @@ def fitted(fitting: Fitting, picture: Tensor) -> Frame:
 def _fitting_of(model: nn.Module, size: Size | None, picture: tuple[int, int]) -> Fitting:
     """How pictures of one size become frames of a model.
 
-    A model that takes any shape gets the shape of the picture, in whole patches, without padding.
+    Without a size, a model that takes any shape gets the shape of the picture, in whole patches.
     """
     own, normal = input_size(model), model_normalization(model)
     if isinstance(model, FocusViT):
-        shape = whole_patches(size or FOCUS_SIZE, picture, model.config.patch)
-        return Fitting(shape, "stretch", 1, normal)
+        patch = (model.config.patch,) * 2
+        return any_shape(size or Longest(FOCUS_SIZE), picture, patch, normal)
     if hasattr(model, "set_input_size"):
-        patch = int(model.patch_embed.patch_size[0])  # type: ignore[union-attr,index]
-        shape = whole_patches(size or max(own or (224, 224)), picture, patch)
-        return Fitting(shape, "stretch", 1, normal)
+        patch = model.patch_embed.patch_size  # type: ignore[union-attr,assignment]
+        return any_shape(size or Longest(max(own or (224, 224))), picture, patch, normal)
     if own is None and size is None:
         raise ConfigError(
             f"{type(model).__name__} does not say which size of frames it takes: give --size."
@@ -337,16 +341,18 @@ def _fitting_of(model: nn.Module, size: Size | None, picture: tuple[int, int]) -
     return Fitting(both_sides(size) if size is not None else own, "pad", 1, normal)
 
 
-def whole_patches(size: Size, picture: tuple[int, int], patch: int) -> tuple[int, int]:
-    """Height and width in whole patches: those given, or with the shape of the picture."""
-    if not isinstance(size, int):
-        height, width = (max(1, round(side / patch)) * patch for side in size)
-        if (height, width) != size:
-            raise ConfigError(
-                f"--size {in_words(size)} is no whole number of patches of {patch} pixels; the "
-                f"nearest is {height}x{width}."
-            )
-        return size
-    scale = size / max(picture)
-    height, width = (max(1, round(side * scale / patch)) * patch for side in picture)
-    return height, width
+def any_shape(
+    size: Size, picture: tuple[int, int], patch: tuple[int, int], normal: Normalization
+) -> Fitting:
+    """How pictures become frames of a model that takes any number of whole patches."""
+    shape = whole_patches(size, picture, patch)
+    fit = fit_of(shape, picture)
+    if fit == "pad" and isinstance(size, int):
+        content = min(picture) / max(picture)
+        warnings.warn(
+            f"--size {size} is a square, and {1 - content:.0%} of each frame is padding. "
+            f"--size {in_words(Longest(size))} gives frames the shape of the picture.",
+            SquareWarning,
+            stacklevel=2,
+        )
+    return Fitting(shape, fit, 1, normal)

@@ -39,7 +39,8 @@ def open_options(av: Any, kind: str, *, strict: bool = False) -> dict[str, str]:
     Args:
         av: the module, which knows the formats of its FFmpeg.
         kind: `file`, `camera`, `http` or `rtsp`.
-        strict: an HTTP address may name no other one, by redirects or in a playlist.
+        strict: an address may name no other one, by redirects or in a playlist. RTSP is read
+            through a relay on loopback then.
     """
     options = {"protocol_whitelist": _PROTOCOLS[kind]}
     if kind == "rtsp":
@@ -50,6 +51,8 @@ def open_options(av: Any, kind: str, *, strict: bool = False) -> dict[str, str]:
         options["format_whitelist"] = ",".join(sorted(set(av.formats_available) - refused))
     if kind == "http" and strict:
         options["max_redirects"] = "0"
+    if kind == "rtsp" and strict:
+        options["protocol_whitelist"] = "tcp"
     return options
 
 

@@ -20,6 +20,7 @@ from eventful.video.fitting import Planes
 from eventful.video.limits import check_pixels, most_pixels
 from eventful.video.motion import vector_grid
 from eventful.video.protocols import PLAYLIST, file_address, is_playlist, open_options
+from eventful.video.relay import Relay
 
 _MOST_FAILURES = 64  # reads that fail one after another before a file is taken to be at its end
 _P_PICTURE, _B_PICTURE = 2, 3  # AVPictureType of FFmpeg
@@ -39,15 +40,22 @@ class AvDecoder:
         av = load("av")
         self._source, self._timeout, self._motion = source, timeout, motion
         self._errors = av.error
-        self._container = _open(av, source, timeout)
+        self._relay: Relay | None = None
+        if source.kind == "rtsp" and source.strict:
+            self._relay = Relay(source, timeout)
+        try:
+            self._container = _open(av, source, timeout, self._relay)
+        except BaseException:
+            self._close_relay()
+            raise
         if not self._container.streams.video:
-            self._container.close()
+            self.close()
             raise DamagedMediaError(f"{source.shown} has no video stream. Name a video.")
         self._stream = self._container.streams.video[0]
         try:
             check_pixels(source.shown, self._stream.height or 0, self._stream.width or 0)
         except EventfulError:
-            self._container.close()
+            self.close()
             raise
         self.live = source.kind in ("camera", "rtsp") or (
             source.kind == "http" and self._container.duration is None
@@ -85,6 +93,11 @@ class AvDecoder:
     def close(self) -> None:
         """Close the file or connection."""
         self._container.close()
+        self._close_relay()
+
+    def _close_relay(self) -> None:
+        if self._relay is not None:
+            self._relay.close()
 
     def _packets(self) -> Iterator[Any]:
         """Packets of the stream; what cannot be read is skipped and counted."""
@@ -141,9 +154,9 @@ class AvDecoder:
         return Picture(height, width, None, bool(frame.key_frame), draw)
 
 
-def _open(av: Any, source: Source, timeout: float) -> Any:
+def _open(av: Any, source: Source, timeout: float, relay: Relay | None) -> Any:
     """The open container."""
-    address, form = source.address, None
+    address, form = source.address if relay is None else relay.address, None
     if source.kind == "camera":
         address, form = _camera(source)
     elif source.kind == "file":
@@ -158,6 +171,11 @@ def _open(av: Any, source: Source, timeout: float) -> Any:
     except av.error.FFmpegError as error:
         waited = time.monotonic() - began
         failure = _explain(source, error, av.error, timeout, waited)
+        if relay is not None and relay.redirected:
+            failure = UnsupportedError(
+                f"{source.shown} redirects to another address, which is not followed. Name the "
+                "address itself."
+            )
         if not source.remote:
             raise failure from error
     except ValueError as error:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from eventful.errors import ConfigError, DamagedMediaError, MissingFileError
-from eventful.modelspec.size import parse_sides
+from eventful.modelspec.size import Longest, parse_size, whole_patches
 from eventful.video.address import without_credentials
 from eventful.video.fitting import Fit, Fitting, resized
 from eventful.video.normalization import choose_normalization
@@ -24,9 +24,7 @@ from eventful.video.read import ReaderGroup, VideoReader, read
 from eventful.video.stress import StressClip
 
 STRESS = "stress:"
-FIT: Fit = (
-    "stretch"  # the size has whole patches of about the clip's shape: no padding, no cropping
-)
+FIT: Fit = "stretch"  # boxes and labels of the clip are scaled by side, without padding
 _SCENE = (288, 512)  # size of a generated scene where nothing else gives one
 _BASE = 120  # frames of a video that a stress clip may use
 
@@ -127,33 +125,18 @@ def fitted_size(
     """Height and width for the model, in whole patches.
 
     Args:
-        given: HxW; or one number, the longer side; or "" for `longest`. With one number the
-            shape is that of the original.
+        given: see `parse_size`; "" for the shape of the original.
+        longest: its longer side then.
     """
-    numbers = parse_sides(given)
-    if len(numbers) == 2:
-        height, width = numbers
-        if height % patch[0] or width % patch[1]:
-            near = [max(1, round(n / p)) * p for n, p in zip(numbers, patch, strict=True)]
-            raise ConfigError(
-                f"--size {given} is no whole number of patches of {patch[0]}x{patch[1]} pixels; "
-                f"the nearest is {near[0]}x{near[1]}."
-            )
-        return height, width
-    scale = (numbers[0] if numbers else longest) / max(original)
-    height, width = (
-        max(1, round(side * scale / own)) * own for side, own in zip(original, patch, strict=True)
-    )
-    return height, width
+    return whole_patches(parse_size(given) or Longest(longest), original, patch)
 
 
 def _stress(name: str, frames: int, size: str, seed: int) -> Footage:
     kind, _, path = name.removeprefix(STRESS).partition(":")
     base = _base(Path(path)) if path else None
-    numbers = parse_sides(size)
     shape = _SCENE if base is None else (base.shape[2], base.shape[3])
-    if len(numbers) == 2:
-        shape = numbers[0], numbers[1]
+    if isinstance(given := parse_size(size), tuple):
+        shape = given
     clip = StressClip(kind, frames, shape, base, seed)
     label = f"stress-{kind}" + (f"-{Path(path).stem}" if path else "")
     return Footage(label, clip.about, shape, partial(_generated, clip))
