@@ -55,6 +55,7 @@ class Delivery(ABC):
 
     def close(self) -> None:
         """Give everything back."""
+        return
 
 
 class FileDelivery(Delivery):
@@ -177,7 +178,7 @@ def find_function(spec: str) -> Callable[[list[Row]], Any]:
         raise ConfigError(f"{spec}: {error}. Write module.path:function.") from None
     if not callable(found):
         raise ConfigError(f"{spec} is no function. Write module.path:function.")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def open_delivery(to: str, folder: Path, state: Path) -> Delivery:

@@ -61,6 +61,10 @@ class Ledger:
         """Results that have not reached their destination."""
         return len(self._waiting)
 
+    def position(self, name: str) -> int:
+        """The last frame of a stream that is accounted for."""
+        return self.accounts[name].position if name in self.accounts else -1
+
     def add(self, name: str, shown: str, *, every: bool) -> Account:
         """A stream, if it is not known or was removed; the one that is there otherwise."""
         account = self.accounts.get(name)
