@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,6 +42,19 @@ def test_frames_between_are_named_by_reason():
 def test_behind_a_position_that_is_ahead_of_it():
     # A reader that was opened anew had not handed out what another one had.
     assert account(position=9).count(entry("a", 7, 12, behind=3)) == [Missed(10, 11, "dropped")]
+
+
+def test_what_was_taken_and_what_was_replaced_before_it_are_told_apart():
+    one = account(position=9)
+    part = Part(31, 40, ((5, 8), (10, 20), (21, 30)))
+    missed = one.count(Entry("a", 7, (part,), {"seconds": None}))
+    assert missed == [
+        Missed(10, 19, "dropped"),
+        Missed(20, 20, "lost"),
+        Missed(21, 29, "dropped"),
+        Missed(30, 30, "lost"),
+        Missed(31, 39, "dropped"),
+    ]
 
 
 def test_an_old_epoch_is_refused_and_a_repeated_frame_too():
@@ -261,6 +275,7 @@ class Machine(RuleBasedStateMachine):
         self.handed = -1  # last one that the reader handed out
         self.hands: list[Entry] = []  # results of workers, dead ones included, in any order
         self.every = False
+        self.earlier: deque[tuple[int, int]] = deque(maxlen=2)  # the last ones handed out
         self.left = 0  # writes until the registry dies, counted before and after each
 
     @initialize(every=st.booleans())
@@ -310,7 +325,8 @@ class Machine(RuleBasedStateMachine):
                 self.taken += 1
                 self.hands.append(entry("a", self.lease.epoch, self.taken))
         elif self.handed < self.sent:
-            part = Part(self.handed + 1, self.sent)
+            part = Part(self.handed + 1, self.sent, tuple(self.earlier))
+            self.earlier.append((self.handed + 1, self.sent))
             self.handed = self.sent
             self.hands.append(Entry("a", self.lease.epoch, (part,), {"seconds": None}))
 
@@ -354,6 +370,7 @@ class Machine(RuleBasedStateMachine):
         """It goes on behind the position, under a new epoch."""
         self.lease = self.ledger.lease("a", reader="r1")
         self.taken = self.handed = self.lease.after
+        self.earlier.clear()
 
     @precondition(lambda self: not self.full)
     @rule(left=st.integers(1, 7))

@@ -32,10 +32,12 @@ class Part:
     Attributes:
         behind: the first frame that nobody had taken when this one was; those from `behind` up to
             `number` were replaced by it.
+        earlier: the same of some frames that were taken before, whatever became of them.
     """
 
     behind: int
     number: int
+    earlier: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -170,10 +172,18 @@ class Account:
 
     def _skip(self, part: Part) -> list[Missed]:
         """The ranges between the position and a frame."""
-        first, behind = self.position + 1, max(part.behind, self.position + 1)
-        lost = Missed(first, min(behind, part.number) - 1, LOST)
-        dropped = Missed(behind, part.number - 1, DROPPED)
-        return [missed for missed in (lost, dropped) if len(missed) > 0]
+        found: list[Missed] = []
+        position = self.position
+        for behind, number in (*part.earlier, (part.behind, part.number)):
+            if number <= position:
+                continue
+            middle = min(max(behind, position + 1), number)
+            _extend(found, Missed(position + 1, middle - 1, LOST))
+            _extend(found, Missed(middle, number - 1, DROPPED))
+            if number < part.number:
+                _extend(found, Missed(number, number, LOST))  # taken, and never handed in
+            position = number
+        return found
 
     def _release(self) -> list[Missed]:
         held, self.held = self.held, None
@@ -182,3 +192,12 @@ class Account:
     def _add(self, missed: Iterable[Missed]) -> None:
         for each in missed:
             self.missed[each.reason] += len(each)
+
+
+def _extend(found: list[Missed], missed: Missed) -> None:
+    """Add a range that may be empty, or that goes on where the last one ends."""
+    if not len(missed):
+        return
+    if found and found[-1].reason == missed.reason and found[-1].last + 1 == missed.first:
+        missed = Missed(found.pop().first, missed.last, missed.reason)
+    found.append(missed)

@@ -23,7 +23,7 @@ from eventful.cluster.snapshots import Snapshots
 from eventful.cluster.sources import Plan, StreamSpec
 from eventful.cluster.watch import Watch
 from eventful.cluster.worker import REGISTRY
-from eventful.errors import EventfulError
+from eventful.errors import EventfulError, StreamNameError
 from eventful.pipeline.sources import SourceName
 
 _CALL = 10.0  # seconds for an answer to a call
@@ -102,7 +102,8 @@ class Driver:
         self.rates.read(self, now)
         steps = (self._match_plan, self._readers, self._workers, self._ends, self._balance)
         for step in steps:
-            with suppress(LinkError):  # the next turn tries again
+            # The next turn tries again; a stream may have ended in the meantime.
+            with suppress(LinkError, StreamNameError):
                 step(now)
         with suppress(LinkError):
             self.restarts.turn(now)
@@ -288,6 +289,8 @@ class Driver:
                     self.move(move.stream, move.worker, f"{name} is down")
             elif watch.life == "up":
                 self._match_worker(name, watch)
+        if any(watch.life == "starting" for watch in self.workers.values()):
+            return  # they come up together: who is first does not get all streams
         for account in list(self.accounts.values()):
             if not account.over and account.reader and account.worker not in self.workers:
                 worker = self.placement.place(account.name, self.running())

@@ -23,6 +23,10 @@ class LinkLate(LinkError):
     """The answer did not come in time."""
 
 
+class LinkFault(LinkError):
+    """The call failed, in a way that no caller can do anything about."""
+
+
 class Reply(Protocol):
     """An answer that will come."""
 

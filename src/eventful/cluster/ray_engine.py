@@ -8,21 +8,21 @@ import os
 import signal
 from typing import Any
 
-from eventful.cluster.links import LinkDown, LinkLate
+from eventful.cluster.links import LinkDown, LinkFault, LinkLate
 from eventful.cluster.ports import children, listening
 from eventful.cluster.reader import Reader
 from eventful.cluster.registry import Registry
 from eventful.cluster.sources import ClusterSpec
 from eventful.cluster.worker import Worker
-from eventful.errors import RunError
+from eventful.errors import EventfulError, RunError
 from eventful.surgery.libraries import load
 
 _KINDS = {"registry": Registry, "reader": Reader, "worker": Worker}
 _LOOPBACK = ("127.", "::1")
 # Read by Ray when it is imported: a local cluster on the loopback interface, no reports to its
-# makers, no agents that nobody asked for.
+# makers, workers that are not last in line for the processor.
 _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-_LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+_LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0"}
 
 
 class RayReply:
@@ -39,7 +39,10 @@ class RayReply:
         except ray.exceptions.GetTimeoutError as error:
             raise LinkLate(f"no answer in {seconds:g} s") from error
         except ray.exceptions.RayTaskError as error:
-            raise getattr(error, "cause", error) from None
+            cause = getattr(error, "cause", error)
+            if isinstance(cause, EventfulError):
+                raise cause from None
+            raise LinkFault(f"{type(cause).__name__}: {cause}") from None
         except ray.exceptions.RayError as error:
             raise LinkDown(str(error).partition("\n")[0]) from None
 

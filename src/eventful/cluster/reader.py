@@ -20,6 +20,7 @@ from eventful.cluster.accounts import Lease
 from eventful.live.feed import Arrived, Feed, open_live
 from eventful.pipeline.sources import SourceName, open_source
 
+_EARLIER = 4  # frames that were handed out of which the next one tells
 _AGAIN = 16  # frames of mode `every` that are kept after they were handed out
 
 
@@ -46,7 +47,7 @@ class Picked:
 
     Attributes:
         picture: (3, H, W) uint8.
-        behind: see `accounts.Part`.
+        behind, earlier: see `accounts.Part`.
         age: seconds since it came.
         resumed: it does not follow on the frame that was handed out before.
     """
@@ -57,6 +58,7 @@ class Picked:
     picture: np.ndarray
     age: float
     resumed: bool
+    earlier: tuple[tuple[int, int], ...] = ()
 
 
 class Outlet:
@@ -67,6 +69,7 @@ class Outlet:
         self._order, self._notify = order, notify
         self.handed = lease.after
         self._kept: deque[Arrived] = deque(maxlen=_AGAIN)
+        self._earlier: deque[tuple[int, int]] = deque(maxlen=_EARLIER)
         self.feed = self._open(lease.after)
 
     def take(self, want: Want) -> Picked | None:
@@ -77,11 +80,20 @@ class Outlet:
         found = self._next(want.after) if self.every else self.feed.take()
         if found is None:
             return None
-        behind = want.after + 1 if self.every else self.handed + 1
+        behind, earlier = want.after + 1, ()
+        if not self.every:
+            behind, earlier = self.handed + 1, tuple(self._earlier)  # type: ignore[assignment]
+            self._earlier.append((behind, found.index))
         self.handed = max(self.handed, found.index)
-        age = time.monotonic() - found.moment
-        picture = found.picture.numpy()
-        return Picked(found.index, behind, found.seconds, picture, age, found.resumed)
+        return Picked(
+            found.index,
+            behind,
+            found.seconds,
+            found.picture.numpy(),
+            time.monotonic() - found.moment,
+            found.resumed,
+            earlier,
+        )
 
     def state(self) -> dict[str, Any]:
         """As values for JSON."""

@@ -131,7 +131,7 @@ def _lines(status: dict[str, Any]) -> Iterator[str]:
         "registry_up": ("gauge", "1 if it answers.", int(registry["life"] == "up")),
         "registry_starts_total": ("counter", "Times it was started again.", registry["again"]),
         "results_waiting": ("gauge", "Results not delivered yet.", registry["waiting"]),
-        "results_blocked": ("gauge", "1 if they cannot be delivered.", int(bool(registry["problem"]))),
+        "results_blocked": ("gauge", "1 if they wait.", int(bool(registry["problem"]))),
         "heartbeat_seconds": ("gauge", "When the driver last looked.", status["time"]),
     }  # fmt: skip
     for name, (kind, about, value) in whole.items():

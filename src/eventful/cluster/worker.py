@@ -18,7 +18,7 @@ import torch
 
 from eventful.cluster.accounts import Entry, Lease, Part, Verdict
 from eventful.cluster.batches import Batches
-from eventful.cluster.links import LinkError, Links, Reply
+from eventful.cluster.links import LinkError, LinkLate, Links, Reply
 from eventful.cluster.outbox import MOST, Outbox
 from eventful.cluster.reader import Picked, Want
 from eventful.cluster.snapshots import Snapshots
@@ -117,6 +117,12 @@ class Worker:
 
     def release(self, stream: str, seconds: float) -> bytes | None:
         """Give a stream back, after its results were handed in; a snapshot if it is small."""
+        try:
+            return self._released(stream, seconds)
+        except TimeoutError:
+            raise LinkLate(f"{self.name} is in the middle of a step") from None
+
+    def _released(self, stream: str, seconds: float) -> bytes | None:
         end = time.monotonic() + seconds
         self._order(lambda: self._pause(stream)).result(seconds)
         while (self._asks(stream) or self._outbox.holds(stream)) and time.monotonic() < end:
@@ -265,7 +271,7 @@ class Worker:
             share = result.numbers.operations / operations if operations else 1 / len(results)
             self._count(held, result, took * share)
             held.latency = own[-1].age + took
-            parts = tuple(Part(frame.behind, frame.number) for frame in own)
+            parts = tuple(Part(frame.behind, frame.number, frame.earlier) for frame in own)
             row = {"seconds": own[-1].seconds, **self._batches.row(result)}
             self._outbox.add(Entry(name, held.lease.epoch, parts, row))
         for name, message in failed.items():
