@@ -45,9 +45,9 @@ class Outbox:
         """One more result."""
         self._entries.append(entry)
 
-    def holds(self, stream: str) -> bool:
-        """Whether results of a stream wait."""
-        return any(entry.stream == stream for entry in self._entries)
+    def holds(self, stream: str) -> int:
+        """How many results of a stream wait."""
+        return sum(entry.stream == stream for entry in tuple(self._entries))
 
     def drop(self, stream: str) -> None:
         """Forget the results of a stream whose lease is gone, those that were sent included."""

@@ -127,7 +127,7 @@ class ClusterSpec:
     queue: int = 20_000
     deadline: float = 10.0
     start_deadline: float = 120.0
-    snapshot_every: float = 10.0
+    snapshot_every: float = 5.0
     snapshot_bytes: int = 4_000_000
     limits: Limits = field(default_factory=Limits)
     object_store: int = 256 << 20

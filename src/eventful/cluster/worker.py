@@ -29,6 +29,7 @@ from eventful.live.memory import resident_bytes
 _log = logging.getLogger("eventful.cluster")
 REGISTRY = "registry"
 _WAIT = 0.1  # seconds that a reader waits for a frame
+_AHEAD = 32  # results of a stream of which every frame is wanted that may wait
 _LATE = 5.0  # seconds after which a reader is asked again
 _PATIENCE = 30.0  # seconds to wait for the registry at the start, again and again
 _SMOOTH = 0.1  # weight of a new step in the mean cost
@@ -92,7 +93,7 @@ class Worker:
                 "tokens": held.tokens,
                 "updated": held.updated,
                 "latency": held.latency,
-                "busy": name in self._stepping or self._outbox.holds(name),
+                "busy": name in self._stepping or self._outbox.holds(name) > 0,
             }
             for name, held in list(self._held.items())
         }
@@ -200,8 +201,9 @@ class Worker:
             return
         wants: dict[str, dict[str, Want]] = {}
         for name, held in self._held.items():
-            # Results of every frame go in before the next frames are taken.
-            if held.lease.reader and not (held.lease.every and self._outbox.holds(name)):
+            # A source that waits is not read further than its results can be handed in.
+            ahead = held.lease.every and self._outbox.holds(name) >= _AHEAD
+            if held.lease.reader and not ahead:
                 want = Want(held.lease.epoch, held.after)
                 wants.setdefault(held.lease.reader, {})[name] = want
         for reader, own in wants.items():
