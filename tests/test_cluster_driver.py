@@ -34,6 +34,7 @@ SECRET = "s3cret-word"
 @pytest.fixture(autouse=True)
 def threads():
     """A worker sets the threads of its process, which is this one here."""
+    pytest.importorskip("timm")  # before two threads import it at the same time
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -81,11 +82,11 @@ def started(path: Path, out: Path, observe: Any = None, **options: Any) -> tuple
 
 
 def test_every_frame_is_counted_once_whoever_is_killed(tmp_path, films):
-    path = plan(tmp_path, "".join(stream(name, films(60)) for name in "abc"))
+    path = plan(tmp_path, "".join(stream(name, films(250)) for name in "abc"))
     victims = ["w0", "registry", "r0", "w1"]
 
     def kill(engine: ThreadEngine, status: dict[str, Any]) -> None:
-        if victims and sum(s["counted"] for s in status["streams"]) > 15 * (4 - len(victims)):
+        if victims and sum(s["counted"] for s in status["streams"]) > 5 * (4 - len(victims)):
             engine.kill(victims.pop(0))
 
     found, _ = started(path, tmp_path / "out", kill)
@@ -94,11 +95,11 @@ def test_every_frame_is_counted_once_whoever_is_killed(tmp_path, films):
     rows = results(tmp_path / "out")
     for name in "abc":
         own = [row for row in rows if row["source"] == name]
-        assert [row["frame"] for row in own] == list(range(60))
+        assert [row["frame"] for row in own] == list(range(250))
         assert not any(row["missed"] for row in own)
     epochs = {row["epoch"] for row in rows}
     assert len(epochs) > 3
-    assert found.summary["frames"] == {"counted": 180, "dropped": 0, "lost": 0, "disk full": 0}
+    assert found.summary["frames"] == {"counted": 750, "dropped": 0, "lost": 0, "disk full": 0}
 
 
 def test_latest_frames_are_counted_or_named(tmp_path, films):
