@@ -1,0 +1,109 @@
+"""A long run whose memory is watched, and how frames a second grow with workers."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cluster.setting import Setting, audit, end_process, running
+from eventful.cluster.ports import children
+
+Found = dict[str, Any]
+
+
+def soak(folder: Path, *, seconds: float = 660.0, kill_every: float = 150.0) -> Found:
+    """Cameras for eleven minutes, and a worker that is killed now and then."""
+    setting = Setting(folder, cameras=4, frames=500, rate=15.0, stream={"loop": True})
+    samples: list[Found] = []
+    kills = 0
+    random.seed(5)
+    with running(setting) as run:
+        run.running(20)
+        began = time.monotonic()
+        next_kill = began + kill_every
+        while (now := time.monotonic()) - began < seconds:
+            found = run.status()
+            if found:
+                samples.append(_sample(run.process.pid, found, now - began))
+            if now > next_kill:
+                end_process(random.choice(found["workers"])["pid"])
+                kills, next_kill = kills + 1, now + kill_every
+            time.sleep(10)
+        run.process.send_signal(signal.SIGINT)
+        summary = run.finish(90)
+    sound = audit(setting.out)
+    return {
+        "cameras": 4,
+        "seconds": round(seconds),
+        "status": summary["status"],
+        "sound": sound.sound,
+        "audit": asdict(sound),
+        "kills": kills,
+        "state_kilobytes": sum(
+            p.stat().st_size for p in (setting.out / "state").rglob("*") if p.is_file()
+        )
+        // 1000,
+        "samples": samples,
+    }
+
+
+def scaling(folder: Path, *, seconds: float = 30.0) -> Found:
+    """Frames a second with one worker and with two, of eight files of which every frame counts."""
+    rows = []
+    for workers in (1, 2):
+        setting = Setting(
+            folder / str(workers), cameras=8, frames=20_000, rate=None, cluster={"workers": workers}
+        )
+        with running(setting) as run:
+            run.running(100)  # first steps and measurements are behind it
+            before, began = _counted(run.status()), time.monotonic()
+            time.sleep(seconds)
+            after, took = _counted(run.status()), time.monotonic() - began
+            found = run.status()
+            run.process.send_signal(signal.SIGINT)
+            summary = run.finish(90)
+        costs = [s["cost_ms"] for s in found["streams"] if s["cost_ms"]]
+        rows.append(
+            {
+                "workers": workers,
+                "fps": round((after - before) / took, 1),
+                "cost_ms_median": sorted(costs)[len(costs) // 2] if costs else None,
+                "sound": audit(setting.out).sound,
+                "status": summary["status"],
+            }
+        )
+    return {"streams": 8, "seconds": seconds, "rows": rows}
+
+
+LONG = {each.__name__: each for each in (soak, scaling)}
+
+
+def _counted(found: Found) -> int:
+    return sum(s["counted"] for s in found["streams"])
+
+
+def _sample(pid: int, found: Found, seconds: float) -> Found:
+    """Resident megabytes of each kind of process."""
+    kinds = {"driver": [pid], "registry": [found["registry"]["pid"]]}
+    kinds["readers"] = [r["pid"] for r in found["readers"]]
+    kinds["workers"] = [w["pid"] for w in found["workers"]]
+    known = {each for own in kinds.values() for each in own}
+    kinds["ray"] = [each for each in children(pid) if each not in known]
+    return {
+        "seconds": round(seconds),
+        "counted": _counted(found),
+        **{kind: round(sum(map(_resident, own)) / 1e6) for kind, own in kinds.items()},
+    }
+
+
+def _resident(pid: int | None) -> int:
+    """Bytes that a process holds for itself: Ray's shared memory is not counted."""
+    try:
+        words = Path(f"/proc/{pid}/statm").read_text().split()
+    except OSError:
+        return 0
+    return (int(words[1]) - int(words[2])) * 4096
