@@ -106,10 +106,10 @@ def hang(folder: Path, *, frames: int = 1000) -> Found:
 
 
 def disk(folder: Path, *, frames: int = 1500) -> Found:
-    """A disk that is full for a while: a tmpfs of 3 MB, and a file that fills it."""
+    """A disk that is full for a while: a tmpfs of 40 MB, and a file that fills it."""
     setting = Setting(folder, frames=frames, cluster={"queue": 300, "snapshot_every": 0})
     setting.out.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=12m,mode=700", "tmpfs", str(setting.out)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=40m,mode=700", "tmpfs", str(setting.out)]
     subprocess.run(mount, check=True)
     try:
         with running(setting) as run:

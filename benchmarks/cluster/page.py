@@ -27,7 +27,12 @@ _FAULTS = {
 
 def tables() -> str:
     """All tables."""
-    parts = [_faults(), _soak(_read("soak")), _scaling(_read("scaling"))]
+    parts = [
+        _faults(),
+        _soak(_read("soak")),
+        _scaling(_read("scaling")),
+        _counting(_read("counting")),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -84,8 +89,9 @@ def _soak(run: dict[str, Any] | None) -> str:
         for each in chosen
     ]
     return (
-        f"{run['seconds']} seconds with {run['cameras']} cameras and {run['kills']} workers killed; "
-        f"at its end the state folder had {run['state_kilobytes']:,} kB:\n\n" + "\n".join(lines)
+        f"{run['seconds']} seconds with {run['cameras']} cameras and {run['kills']} workers "
+        f"killed; at its end the state folder had {run['state_kilobytes']:,} kB:\n\n"
+        + "\n".join(lines)
     )
 
 
@@ -99,4 +105,13 @@ def _scaling(run: dict[str, Any] | None) -> str:
     return (
         f"{run['streams']} files on one machine of {cores} cores, whose load was {load}:\n\n"
         + "\n".join(lines)
+    )
+
+
+def _counting(run: dict[str, Any] | None) -> str:
+    if run is None:
+        return ""
+    return (
+        f"One registry counted, wrote and delivered {run['per_second']:,} results of five detections "
+        f"a second, of {run['workers']} workers with {run['streams']} streams in all."
     )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster.setting import Setting, audit, end_process, running
+from eventful.cluster.accounts import Entry, Part
 from eventful.cluster.ports import children
+from eventful.cluster.registry import Registry
 
 Found = dict[str, Any]
 
@@ -79,7 +82,46 @@ def scaling(folder: Path, *, seconds: float = 30.0) -> Found:
     return {"streams": 8, "seconds": seconds, "rows": rows}
 
 
-LONG = {each.__name__: each for each in (soak, scaling)}
+def counting(folder: Path, *, seconds: float = 10.0) -> Found:
+    """Results a second that one registry counts, writes and delivers: 16 workers of 20 streams."""
+    folder.mkdir(exist_ok=True)
+    registry = Registry(str(folder), str(folder), "jsonl", 100_000)
+    box = {"box": [10.5, 20.5, 30.5, 40.5], "label": "person", "class": 0, "score": 0.75}
+    row = {"seconds": 1.0, "detections": [{**box, "track": None}] * 5}
+    end = time.monotonic() + seconds
+
+    def work(worker: int) -> None:
+        names = [f"{worker}-{i}" for i in range(20)]
+        for name in names:
+            registry.add(name, name, False)
+        leases = {name: registry.lease(name, f"w{worker}", "r0") for name in names}
+        number = 0
+        while time.monotonic() < end:
+            part = (Part(number, number),)
+            entries = [Entry(name, leases[name].epoch, part, row) for name in names]
+            registry.commit(entries)
+            number += 1
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took = time.monotonic() - began
+    found = registry.describe()
+    registry.close()
+    counted = sum(account["counted"] for account in found["accounts"])
+    return {
+        "workers": 16,
+        "streams": 320,
+        "counted": counted,
+        "waiting_at_the_end": found["waiting"],
+        "per_second": round((counted - found["waiting"]) / took),
+    }
+
+
+LONG = {each.__name__: each for each in (soak, scaling, counting)}
 
 
 def _counted(found: Found) -> int:
