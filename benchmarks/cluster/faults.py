@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -277,10 +278,6 @@ def _said(run: Run, words: str, seconds: float) -> bool:
 
 
 def _fill(path: Path) -> None:
-    with path.open("wb") as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-                file.flush()
-        except OSError:
-            pass
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))

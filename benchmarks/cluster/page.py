@@ -112,6 +112,6 @@ def _counting(run: dict[str, Any] | None) -> str:
     if run is None:
         return ""
     return (
-        f"One registry counted, wrote and delivered {run['per_second']:,} results of five detections "
-        f"a second, of {run['workers']} workers with {run['streams']} streams in all."
+        f"One registry counted, wrote and delivered {run['per_second']:,} results of five "
+        f"detections a second, of {run['workers']} workers with {run['streams']} streams in all."
     )

@@ -22,7 +22,7 @@ from eventful.pipeline.results import LINES
 from eventful.video.sink import VideoSink
 
 MODEL = "timm:test_vit"  # six small blocks, 24 tokens, random weights: processes are what is tried
-PATIENCE = 60.0  # seconds for something that should happen at once
+PATIENCE = 180.0  # seconds for something that should happen at once
 
 
 def video(path: Path, frames: int, size: tuple[int, int] = (64, 96)) -> Path:

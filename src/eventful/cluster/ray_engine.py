@@ -21,8 +21,14 @@ _KINDS = {"registry": Registry, "reader": Reader, "worker": Worker}
 _LOOPBACK = ("127.", "::1")
 # Read by Ray when it is imported: a local cluster on the loopback interface, no reports to its
 # makers, workers that are not last in line for the processor.
-_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-_LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0"}
+_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0"}
+# Ray keeps a record of each call, for a dashboard that is not there: 25 MB a minute.
+_LOCAL = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_worker_niceness": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_enable_metrics_collection": "0",
+}
 
 
 class RayReply:
