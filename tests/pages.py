@@ -223,6 +223,15 @@ def _video(folder: Path, names: dict[str, Any]) -> None:
     names["image"] = names["video"][0]
 
 
+def _sources(folder: Path, names: dict[str, Any]) -> None:
+    """A cluster of one worker with a tiny model, and one video."""
+    videos.pan(folder / "hall.mp4", 12, size=(64, 96), step=(0, 1))
+    (folder / "sources.toml").write_text(
+        '[cluster]\nmodel = "timm:test_vit"\nsize = "64x96"\n\n'
+        '[[stream]]\nname = "hall"\nsource = "hall.mp4"\n'
+    )
+
+
 def _views(folder: Path, names: dict[str, Any]) -> None:
     """`views`: one, for the paper's ViViT."""
     import torch
@@ -253,6 +262,7 @@ GIVEN: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "batch": _batch,
     "video": _video,
     "views": _views,
+    "sources.toml": _sources,
     "data/mot15": _exported("mot", "world:street?videos=1&frames=3"),
     "data/kinetics": _exported("kinetics", "world:actions?videos=1"),
 }

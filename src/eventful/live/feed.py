@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from torch import Tensor
@@ -31,11 +31,15 @@ class Arrived:
         picture: (3, H, W) uint8 RGB.
         moment: of the monotonic clock, when it was there.
         resumed: it does not follow on the frame before.
+        index: its number; repetitions of a file are counted on.
+        seconds: its time in the source.
     """
 
     picture: Tensor
     moment: float
     resumed: bool
+    index: int = 0
+    seconds: float | None = None
 
 
 class Feed:
@@ -43,10 +47,14 @@ class Feed:
 
     Args:
         loop: begin again at the end of a file.
+        every: wait until a frame is taken, and do not pace a file.
+        after: begin behind this number; where a source cannot, its first frame has the next one.
+        rate: frames a second of a file, in place of its own.
         notify: called, in the thread, when there is a frame or the source has ended.
         open_footage: opens the source.
 
     Attributes:
+        index: number of the last frame that was read.
         arrived: frames read so far; `dropped` those replaced before they were taken.
         message: why the source is dead.
         last: moment of the monotonic clock at which the last frame came, or reading began.
@@ -57,12 +65,16 @@ class Feed:
         source: SourceName,
         *,
         loop: bool = False,
+        every: bool = False,
+        after: int = -1,
+        rate: float | None = None,
         notify: Callable[[], None] = lambda: None,
         open_footage: Callable[[SourceName], Footage] | None = None,
     ) -> None:
-        self.source, self.loop = source, loop
+        self.source, self.loop, self.every = source, loop, every
+        self.index = after
         self.arrived, self.message = 0, ""
-        self.rate = 0.0
+        self.rate, self._wanted_rate = 0.0, rate
         self.last = time.monotonic()
         self._notify, self._open = notify, open_footage or open_live
         self._status: Status = "opening"
@@ -117,6 +129,7 @@ class Feed:
         """The latest frame, once; None if there is none."""
         with self._changed:
             found, self._slot = self._slot, None
+            self._changed.notify_all()
             return found
 
     def pause(self, paused: bool) -> None:
@@ -173,13 +186,24 @@ class Feed:
     def _play(self, again: bool) -> None:
         """Read the source to its end once."""
         footage = self._footage = self._open(self.source)
-        self.rate = footage.rate
+        self.rate = self._wanted_rate or footage.rate
         pace = Pace()
+        renumbered = again or self.loop or footage.live
+        shift = self.index + 1 if renumbered else 0
         try:
-            for taken in footage.frames():
+            for taken in footage.frames(-1 if renumbered else self.index):
                 if not self._due(taken, footage, pace):
                     return
-                self._put(Arrived(taken.picture, time.monotonic(), taken.resumed or again))
+                number = taken.index + shift
+                self._put(
+                    Arrived(
+                        taken.picture,
+                        time.monotonic(),
+                        taken.resumed or again,
+                        number,
+                        taken.seconds,
+                    )
+                )
                 again = False
         finally:
             footage.close()
@@ -189,13 +213,15 @@ class Feed:
 
     def _due(self, taken: Taken, footage: Footage, pace: Pace) -> bool:
         """Wait until a frame of a file is due; False if no more are wanted."""
-        if footage.live:
+        if footage.live or self.every:
             return not self._stopped
         with self._changed:
             if self._paused:
                 self._changed.wait_for(lambda: self._stopped or not self._paused)
                 pace.resume()
-        stamp = taken.seconds if taken.seconds is not None else taken.index / footage.rate
+        stamp = taken.seconds
+        if stamp is None or self._wanted_rate is not None:
+            stamp = taken.index / self.rate
         return self._wait_until(pace.moment(stamp))
 
     def _wait_until(self, moment: float) -> bool:
@@ -205,16 +231,19 @@ class Feed:
 
     def _put(self, frame: Arrived) -> None:
         with self._changed:
+            if self.every:
+                self._changed.wait_for(lambda: self._stopped or self._slot is None)
             if self._stopped:
                 return
             self.arrived += 1
+            self.index = frame.index
             self.last, self._status = frame.moment, "running"
             if self._paused:
                 return
             if self._slot is not None:
                 self._replaced += 1
                 if self._slot.resumed:
-                    frame = Arrived(frame.picture, frame.moment, resumed=True)
+                    frame = replace(frame, resumed=True)
             self._slot = frame
         self._notify()
 

@@ -50,9 +50,12 @@ class Group:
     Args:
         preset: one of `CHOICES`.
         share: of the tokens to update; None for the preset's own policy.
+        maps: keep which tokens were updated, to draw them.
     """
 
-    def __init__(self, ready: ReadySubject, preset: str, share: float | None) -> None:
+    def __init__(
+        self, ready: ReadySubject, preset: str, share: float | None, *, maps: bool = True
+    ) -> None:
         self.ready, self.preset = ready, preset
         self.dense_ms: float | None = None
         self._whole = at_size(ready.model, ready.size)
@@ -62,7 +65,7 @@ class Group:
         if preset != DENSE:
             self._own = Config.preset(preset).policy
             config = made_config(preset, self._policy(share), needed=False)
-            self._batch = StreamBatch(convert(ready.model, config), maps=True)
+            self._batch = StreamBatch(convert(ready.model, config), maps=maps)
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -74,11 +77,21 @@ class Group:
         """Bytes that the streams keep."""
         return 0 if self._batch is None else self._batch.nbytes
 
-    def join(self, name: str) -> None:
-        """Add a source."""
+    def join(self, name: str, snapshot: bytes | None = None) -> None:
+        """Add a source, which goes on from a snapshot if there is one.
+
+        Raises:
+            SnapshotError: It does not fit.
+        """
         if self._batch is not None:
-            self._batch.join(name)
+            self._batch.join(name, snapshot=snapshot)
         self._heads[name] = self.ready.head()
+
+    def snapshot(self, name: str) -> bytes | None:
+        """What the batch remembers of a source; None where a head remembers something, too."""
+        if self._batch is None or self._heads[name].memory():
+            return None
+        return self._batch.snapshot(name)
 
     def leave(self, name: str) -> None:
         """Forget a source."""

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 
 from eventful import __version__
 from eventful.live.channels import BUCKETS, Channel, Histogram
+from eventful.live.exposition import TYPE, head, labels, number
 from eventful.live.memory import allocated_bytes, resident_bytes
 from eventful.live.viewers import Hub
 from eventful.live.worker import Worker
 
-TYPE = "text/plain; version=0.0.4; charset=utf-8"
+__all__ = ["TYPE", "text"]
+
+_PREFIX = "eventful_live"
 
 _COUNTERS: dict[str, tuple[str, Callable[[Channel], float]]] = {
     "frames_total": ("Frames that arrived.", lambda c: c.feed.arrived),
@@ -48,32 +51,27 @@ def _lines(worker: Worker, hub: Hub) -> Iterator[str]:
         "state_bytes": ("gauge", "Held by the streams.", worker.nbytes),
         "worker_up": ("gauge", "1 if the model's thread works.", int(worker.alive)),
     }
-    yield from _head("info", "gauge", "The version.")
+    yield from head(_PREFIX, "info", "gauge", "The version.")
     yield f'eventful_live_info{{version="{__version__}"}} 1'
     for name, (kind, about, value) in whole.items():
-        yield from _head(name, kind, about)
+        yield from head(_PREFIX, name, kind, about)
         yield f"eventful_live_{name} {value}"
     if (memory := resident_bytes()) is not None:
         yield "# HELP process_resident_memory_bytes Resident memory.\n" \
               "# TYPE process_resident_memory_bytes gauge"  # fmt: skip
         yield f"process_resident_memory_bytes {memory}"
     if (allocated := allocated_bytes()) is not None:
-        yield from _head("allocated_bytes", "gauge", "Of the memory, what the program uses.")
+        yield from head(_PREFIX, "allocated_bytes", "gauge", "Of the memory, what the program uses.")
         yield f"eventful_live_allocated_bytes {allocated}"
     for kind, table in (("counter", _COUNTERS), ("gauge", _GAUGES)):
         for name, (about, read) in table.items():
-            yield from _head(name, kind, about)
+            yield from head(_PREFIX, name, kind, about)
             for channel in channels:
-                yield f"eventful_live_{name}{{{_labels(channel)}}} {_number(read(channel))}"
+                yield f"eventful_live_{name}{{{_labels(channel)}}} {number(read(channel))}"
     for name, (about, found) in _TIMES.items():
-        yield from _head(name, "histogram", about)
+        yield from head(_PREFIX, name, "histogram", about)
         for channel in channels:
             yield from _histogram(f"eventful_live_{name}", _labels(channel), found(channel))
-
-
-def _head(name: str, kind: str, about: str) -> Iterator[str]:
-    yield f"# HELP eventful_live_{name} {about}"
-    yield f"# TYPE eventful_live_{name} {kind}"
 
 
 def _histogram(name: str, labels: str, histogram: Histogram) -> Iterator[str]:
@@ -88,14 +86,7 @@ def _histogram(name: str, labels: str, histogram: Histogram) -> Iterator[str]:
 
 
 def _labels(channel: Channel) -> str:
-    name = channel.name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    return f'source="{channel.id}",name="{name}"'
-
-
-def _number(value: float) -> str:
-    return (
-        str(value) if isinstance(value, int) else f"{value:.6g}" if value < 1e6 else f"{value:.0f}"
-    )
+    return labels(source=channel.id, name=channel.name)
 
 
 def _up(channel: Channel) -> int:

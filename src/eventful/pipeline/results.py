@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from eventful.surgery.libraries import load
 
 LINES = "results.jsonl"
 PARTS = {"parquet": "results", "npz": "arrays"}  # folders
+_ENDINGS = {"parquet": ".parquet", "npz": ".npz"}
 _ROWS = 1024  # frames of a part of Parquet; what is not in a part yet is lost by a power cut
 _BYTES = 64 << 20  # of a part of npz
 Row = dict[str, Any]
@@ -72,30 +73,44 @@ def open_results(folder: Path, form: Format) -> ResultWriter:
     return ArrayWriter(folder / PARTS[form]) if form == "npz" else LineWriter(folder / LINES)
 
 
-def last_frames(folder: Path, form: Format) -> dict[str, int]:
+def last_frames(folder: Path, form: Format, behind: int = 0) -> dict[str, int]:
     """The last frame of each source in the results of a folder; cuts off half a line.
+
+    Args:
+        behind: look only at what was written after this `end_of`.
 
     Raises:
         RunError: A file cannot be read.
     """
     last: dict[str, int] = {}
-    for source, frame in _places(folder, form):
+    for source, frame in _places(folder, form, behind):
         last[source] = max(frame, last.get(source, -1))
     return last
 
 
-def _places(folder: Path, form: Format) -> Iterator[tuple[str, int]]:
+def end_of(folder: Path, form: Format) -> int:
+    """How far the results of a folder go: bytes of the lines, or the number of the last part."""
+    if form == "jsonl":
+        lines = folder / LINES
+        return lines.stat().st_size if lines.is_file() else 0
+    parts = (folder / PARTS[form]).glob(f"part-*{_ENDINGS[form]}")
+    return max(map(_part_number, parts), default=0)
+
+
+def _places(folder: Path, form: Format, behind: int) -> Iterator[tuple[str, int]]:
     """Source and number of every frame."""
     if form == "jsonl":
-        yield from _lines(folder / LINES)
+        yield from _lines(folder / LINES, behind)
         return
-    for path in sorted((folder / PARTS[form]).glob("*")):
+    for path in sorted((folder / PARTS[form]).glob(f"part-*{_ENDINGS[form]}")):
+        if _part_number(path) <= behind:
+            continue
         try:
             if path.suffix == ".parquet":
                 table = load("pyarrow.parquet").read_table(path, columns=["source", "frame"])
                 columns = table.to_pydict()
                 yield from zip(columns["source"], columns["frame"], strict=True)
-            elif path.suffix == ".npz":
+            else:
                 with np.load(path) as part:
                     yield from ((str(part["source"]), int(frame)) for frame in part["frame"])
         except (OSError, ValueError, KeyError) as error:
@@ -104,11 +119,12 @@ def _places(folder: Path, form: Format) -> Iterator[tuple[str, int]]:
             ) from None
 
 
-def _lines(path: Path) -> Iterator[tuple[str, int]]:
+def _lines(path: Path, behind: int) -> Iterator[tuple[str, int]]:
     if not path.is_file():
         return
-    whole = 0
+    whole = behind
     with path.open("rb") as file:
+        file.seek(behind)
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 break
@@ -170,14 +186,15 @@ class ParquetWriter(ResultWriter):
             return
         arrow, parquet = load("pyarrow"), load("pyarrow.parquet")
         self._folder.mkdir(parents=True, exist_ok=True)
-        table = arrow.Table.from_pylist(self._rows, schema=_schema(arrow, self._rows[0]))
+        table = arrow.Table.from_pylist(self._rows, schema=_schema(arrow, self._rows))
         with files.replacing(_next_part(self._folder, ".parquet")) as partial:
             parquet.write_table(table, partial, compression="zstd")
         self._rows = []
 
 
-def _schema(arrow: Any, row: Row) -> Any:
-    """Columns by the first row; types are given, since a frame may have no detection."""
+def _schema(arrow: Any, rows: Sequence[Row]) -> Any:
+    """Columns that rows have; types are given, since a frame may have no detection."""
+    row = {name: value for row in reversed(rows) for name, value in row.items()}
     label = [("label", arrow.string()), ("class", arrow.int32()), ("score", arrow.float32())]
     box = [("box", arrow.list_(arrow.float32(), 4))]
     place = arrow.list_(arrow.int32(), 2)
@@ -195,6 +212,9 @@ def _schema(arrow: Any, row: Row) -> Any:
     if "dense" in row:
         inner = next(iter(row["dense"]))
         columns.append(("dense", arrow.struct([(inner, kinds[inner])])))
+    ends = [("first", arrow.int64()), ("last", arrow.int64()), ("reason", arrow.string())]
+    leased = {"epoch": arrow.int64(), "missed": arrow.list_(arrow.struct(ends))}
+    columns += [(name, kind) for name, kind in leased.items() if name in row]
     return arrow.schema(columns)
 
 
@@ -258,8 +278,12 @@ class ArrayWriter(ResultWriter):
 
 def _next_part(folder: Path, ending: str) -> Path:
     """A file for the next part: behind the last one, even if some before it are gone."""
-    numbers = [int(path.stem.rpartition("-")[2]) for path in folder.glob(f"part-*{ending}")]
-    return folder / f"part-{max(numbers, default=0) + 1:05d}{ending}"
+    last = max(map(_part_number, folder.glob(f"part-*{ending}")), default=0)
+    return folder / f"part-{last + 1:05d}{ending}"
+
+
+def _part_number(path: Path) -> int:
+    return int(path.name.partition("-")[2].partition(".")[0])
 
 
 def _alike(one: tuple[Row, dict[str, Tensor]], other: tuple[Row, dict[str, Tensor]]) -> bool:

@@ -1,0 +1,1 @@
+"""Runs of `eventful cluster` on this machine: faults, a soak, and how it scales."""
