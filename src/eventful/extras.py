@@ -129,6 +129,7 @@ TABLE = (
         {"pyarrow": "pyarrow"},
         needed=("run --format parquet",),
     ),
+    Extra("cluster", "many machines, by Ray", {"ray": "ray"}, needed=("cluster run",)),
 )
 
 

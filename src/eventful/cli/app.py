@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from eventful.cli.cluster import cluster
 from eventful.cli.evaluate import evaluate
 from eventful.cli.groups import RunUnlessNamed
 from eventful.cli.live import live
@@ -70,6 +71,7 @@ def main(
 
 app.command()(run)
 app.command()(live)
+app.add_typer(cluster, name="cluster")
 app.add_typer(reproduce, name="reproduce")
 data = typer.Typer(
     help="Check datasets on disk, and write them in other formats.", no_args_is_help=True

@@ -1,0 +1,1 @@
+"""Many streams on many machines, by Ray: what `eventful cluster` is."""
