@@ -226,8 +226,10 @@ class Confused(Fixed):
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
-    with ray_session(cpus=1) as module:
-        yield module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # for the jobs of this file
+        with ray_session(cpus=1) as module:
+            yield module
 
 
 def items(job: Any, data: Path, folder: Path) -> list[Item]:
@@ -291,13 +293,17 @@ def test_an_actor_returns_errors_as_values(data: Path, tmp_path: Path) -> None:
     actor = Actor("cpu", torch.get_num_threads())
     (first, second) = items(Fixed(), data, tmp_path)
     found = actor.run(first)
-    assert found.result is not None and found.problem is None and found.error is None
+    assert found.result is not None
+    assert found.problem is None
+    assert found.error is None
     assert (actor.frames(first.index), actor.frames(second.index)) == (12, 0)
     lost = actor.run(replace(first, job=Astray()))
-    assert isinstance(lost.problem, MissingFileError) and lost.result is None
+    assert isinstance(lost.problem, MissingFileError)
+    assert lost.result is None
 
     confused = actor.run(replace(first, job=Confused()))
-    assert isinstance(confused.error, ClusterError) and confused.result is None
+    assert isinstance(confused.error, ClusterError)
+    assert confused.result is None
 
 
 def test_damaged_data_is_a_problem_everywhere(
@@ -320,18 +326,23 @@ def test_without_ray_the_error_names_the_extra(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingDependencyError, match=r"eventful-transformers\[cluster\]"):
-        with ray_session():
-            pass
+    monkeypatch.setattr(sys, "argv", ["eventful", *command(data, weights, tmp_path, "--ray")])
+    with (
+        pytest.raises(MissingDependencyError, match=r"eventful-transformers\[cluster\]"),
+        ray_session(),
+    ):
+        pass
     with pytest.raises(SystemExit):
-        main(command(data, weights, tmp_path, "--ray"))
+        main()
     assert "[cluster]" in capsys.readouterr().err
 
 
 def test_an_address_that_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ClusterError, match=r"client protocol.*HOST:PORT"):
-        with ray_session("ray://head:10001"):
-            pass
+    with (
+        pytest.raises(ClusterError, match=r"client protocol.*HOST:PORT"),
+        ray_session("ray://head:10001"),
+    ):
+        pass
 
     def refuse(**options: Any) -> None:
         raise ConnectionError("refused")
@@ -339,9 +350,11 @@ def test_an_address_that_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = SimpleNamespace(RayError=RuntimeError)
     fake = SimpleNamespace(init=refuse, is_initialized=lambda: False, exceptions=errors)
     monkeypatch.setattr(extras, "require", lambda name: fake)
-    with pytest.raises(ClusterError, match=r"No Ray cluster at head:6379.*RAY_AUTH_TOKEN_PATH"):
-        with ray_session("head:6379"):
-            pass
+    with (
+        pytest.raises(ClusterError, match=r"No Ray cluster at head:6379.*RAY_AUTH_TOKEN_PATH"),
+        ray_session("head:6379"),
+    ):
+        pass
     fake.ENABLE_RAY_CLUSTER = True
     with pytest.raises(ClusterError, match="before importing"), ray_session():
         pass
