@@ -82,7 +82,7 @@ def simulate(
         print(f"Numbers and picture: {out}")
 
 
-def _changed(given: Any) -> dict[str, float]:
+def _changed(given: Any) -> dict[str, Any]:
     """`NAME=NUMBER`, as fields of a `Fleet`."""
     from eventful.cluster.simulate.fleet import Fleet
     from eventful.errors import ConfigError
@@ -92,9 +92,9 @@ def _changed(given: Any) -> dict[str, float]:
         for name, value in vars(Fleet()).items()
         if isinstance(value, int | float) and name not in ("cameras", "gpus", "fps", "hours")
     }
-    changed: dict[str, float] = {}
+    changed: dict[str, Any] = {}
     for entry in given:
-        name, equals, number = entry.partition("=")
+        name, _, number = entry.partition("=")
         if name not in kinds:
             raise ConfigError(f"--set {name}: no such assumption; there are {', '.join(kinds)}.")
         try:

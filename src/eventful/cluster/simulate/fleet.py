@@ -54,11 +54,11 @@ class Fleet:
     cuts: float = 4.0
     camera_days: float = 1.0
     camera_gone: float = 30.0
-    worker_days: float = 7.0
+    worker_days: float = 1.0
     worker_back: float = 20.0
-    node_days: float = 30.0
+    node_days: float = 3.0
     node_back: float = 300.0
-    registry_days: float = 7.0
+    registry_days: float = 1.0
     registry_back: float = 5.0
     notice: float = 2.0
     rebalance: float = 60.0
