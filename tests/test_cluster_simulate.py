@@ -281,3 +281,13 @@ def test_the_command_prints_json_and_writes_a_picture(tmp_path: Path) -> None:
     assert printed["assumptions"]
     assert json.loads((tmp_path / "simulation.json").read_text())["frames"] == printed["frames"]
     assert (tmp_path / "simulation.png").stat().st_size > 10_000
+
+
+def test_the_step_that_runs_when_a_worker_dies_is_lost() -> None:
+    """Steps of 60 ms in intervals of 40 ms: two of three ends of intervals are inside a step."""
+    fleet = replace(
+        CALM, cameras=1, gpus=1, node=1, worker_days=0.0002, worker_back=1.0, notice=5.0, hours=0.5
+    )
+    made = simulate(fleet, replace(COSTS, fixed=60.0, per_stream=0, per_token=0))
+    assert 0.4 < made.lost[4].sum() / made.events["workers"] < 0.7
+    assert balanced(made)
