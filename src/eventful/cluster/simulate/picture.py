@@ -70,7 +70,7 @@ def _missing(axis: Any, outcome: Outcome, dense: Outcome) -> None:
     axis.set_ylim(bottom=0)
     axis.set_ylabel("frames a minute")
     axis.set_xlabel("minute")
-    axis.legend(frameon=False, fontsize=8.5)
+    axis.legend(frameon=False, fontsize=8.5, ncol=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 def _latency(axis: Any, outcome: Outcome, dense: Outcome) -> None:
