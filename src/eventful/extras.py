@@ -133,7 +133,7 @@ TABLE = (
         "cluster",
         "many machines, by Ray",
         {"ray": "ray"},
-        needed=("cluster run", "evaluate --ray", "calibrate --ray"),
+        needed=("cluster run", "evaluate --ray"),
     ),
 )
 

@@ -3,36 +3,47 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eventful.cli.options import Json
+from eventful.cli.options import Json, grouped
 
 if TYPE_CHECKING:
+    from eventful.cluster.simulate.costs import Costs
+    from eventful.cluster.simulate.fleet import Fleet
     from eventful.cluster.simulate.outcome import Outcome
 
 _FOUND, _PICTURE = "simulation.json", "simulation.png"
 
 
-def simulate(
-    costs: Annotated[
-        str, typer.Option(help="Measured costs, by name; --list shows them.")
-    ] = "h200-vit-b-1024",
-    cameras: Annotated[int, typer.Option(min=1)] = 1000,
-    gpus: Annotated[int, typer.Option(min=1, help="Workers, each with one GPU.")] = 64,
-    fps: Annotated[float, typer.Option(min=0.01, help="Frames a second of each camera.")] = 25.0,
-    hours: Annotated[float, typer.Option(min=0.001, help="Simulated time.")] = 1.0,
+@dataclass(frozen=True)
+class Simulated:
+    """Cameras and machines to simulate."""
+
+    costs: Annotated[str, typer.Option(help="Measured costs, by name; --list shows them.")] = (
+        "h200-vit-b-1024"
+    )
+    cameras: Annotated[int, typer.Option(min=1)] = 1000
+    gpus: Annotated[int, typer.Option(min=1, help="Workers, each with one GPU.")] = 64
+    fps: Annotated[float, typer.Option(min=0.01, help="Frames a second of each camera.")] = 25.0
+    hours: Annotated[float, typer.Option(min=0.001, help="Simulated time.")] = 1.0
     missing: Annotated[
         float, typer.Option(min=0, max=1, help="Share of frames that may be missing, for sizing.")
-    ] = 0.001,
+    ] = 0.001
     change: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=NUMBER", help="Another assumption; may be repeated."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    ] = None
+    seed: Annotated[int, typer.Option(min=0)] = 0
+
+
+@grouped
+def simulate(
+    *,
+    what: Simulated,
     out: Annotated[
         Path | None, typer.Option(file_okay=False, help="Folder for JSON and a picture.")
     ] = None,
@@ -45,33 +56,20 @@ def simulate(
 
     No cluster is needed. Times are fitted to stored measurements; the assumptions are printed.
     """
-    from eventful.cli.progress import shown
     from eventful.cluster.simulate.costs import Costs
     from eventful.cluster.simulate.fleet import Fleet
-    from eventful.cluster.simulate.run import gpus_needed
-    from eventful.cluster.simulate.run import simulate as run
 
-    changed = _changed(change or ())
-    fleet = replace(Fleet(), cameras=cameras, gpus=gpus, fps=fps, hours=hours, **changed)
+    fleet = replace(
+        Fleet(), cameras=what.cameras, gpus=what.gpus, fps=what.fps, hours=what.hours,
+        **_changed(what.change or ()),
+    )  # fmt: skip
     if known:
         _list(fleet)
         return
-    own = Costs.measured(costs)
+    costs = Costs.measured(what.costs)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-    with shown("simulating") as report:
-        found = run(fleet, own, seed, tick=lambda done, count: report("eventful", done, count))
-        dense = run(fleet, own.dense(), seed, tick=lambda done, count: report("dense", done, count))
-        report("GPUs needed")
-        needed = {
-            "eventful": gpus_needed(fleet, own, missing, seed),
-            "dense": gpus_needed(fleet, own.dense(), missing, seed),
-        }
-    made = {
-        **found.to_dict(),
-        "dense": {key: dense.to_dict()[key] for key in ("frames", "latency_ms", "utilisation")},
-        "gpus_needed": {"missing_share_at_most": missing, **needed},
-    }
+    found, dense, made = _simulated(fleet, costs, what)
     if out is not None:
         _write(out, made, found, dense)
     if as_json:
@@ -80,6 +78,34 @@ def simulate(
     _show(found, dense, made)
     if out is not None:
         print(f"Numbers and picture: {out}")
+
+
+def _simulated(
+    fleet: Fleet, costs: Costs, what: Simulated
+) -> tuple[Outcome, Outcome, dict[str, Any]]:
+    """Both models on the same cluster, and all numbers as values for JSON."""
+    from eventful.cli.progress import shown
+    from eventful.cluster.simulate.run import gpus_needed
+    from eventful.cluster.simulate.run import simulate as run
+
+    with shown("simulating") as report:
+
+        def one(name: str, own: Costs) -> Outcome:
+            return run(fleet, own, what.seed, tick=lambda done, count: report(name, done, count))
+
+        found, dense = one("eventful", costs), one("dense", costs.dense())
+        report("GPUs needed")
+        needed = {
+            "eventful": gpus_needed(fleet, costs, what.missing, what.seed),
+            "dense": gpus_needed(fleet, costs.dense(), what.missing, what.seed),
+        }
+    beside = dense.to_dict()
+    made = {
+        **found.to_dict(),
+        "dense": {key: beside[key] for key in ("frames", "latency_ms", "utilisation")},
+        "gpus_needed": {"missing_share_at_most": what.missing, **needed},
+    }
+    return found, dense, made
 
 
 def _changed(given: Any) -> dict[str, Any]:

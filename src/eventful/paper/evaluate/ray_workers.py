@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-import eventful
-from eventful import files
+from eventful import __version__, files
 from eventful.errors import ClusterError, DataError, EventfulError, WorkerError
 from eventful.paper.data.records import Video
 from eventful.paper.evaluate.runs import VideoResult
@@ -48,7 +47,7 @@ class Place:
     def here(cls, paths: Sequence[str]) -> Place:
         """This process."""
         versions = {
-            "eventful": eventful.__version__,
+            "eventful": __version__,
             "torch": str(torch.__version__),
             "Python": platform.python_version(),
         }
