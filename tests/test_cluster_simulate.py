@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eventful.cluster.placement import Placement
 from eventful.cluster.simulate.costs import MEASURED, Costs, names
 from eventful.cluster.simulate.fleet import Fleet
-from eventful.cluster.simulate.placing import NOWHERE, LeastLoaded
 from eventful.cluster.simulate.run import gpus_needed, simulate
 from eventful.cluster.simulate.ticks import Seats, work
 from eventful.errors import ConfigError
@@ -54,7 +54,7 @@ fleets = st.builds(
     node_days=st.sampled_from([0.0, 1e-4]),
     node_back=st.sampled_from([1.0, 30.0]),
     registry_days=st.sampled_from([0.0, 1e-4]),
-    rebalance=st.sampled_from([1.0, 10.0]),
+    look=st.sampled_from([1.0, 10.0]),
     memory=st.sampled_from([2e8, 1e11]),
 )
 
@@ -164,17 +164,18 @@ def test_streams_without_memory_are_named() -> None:
 def test_a_full_worker_hands_streams_on() -> None:
     """All streams at one worker at first, as after a restart of the others."""
 
-    class AllAtFirst(LeastLoaded):
-        def place(self, load, room, costs):
-            return np.zeros(len(costs), int) if len(costs) > 1 else super().place(load, room, costs)
+    class AllAtFirst(Placement):
+        def place(self, stream, workers):
+            return "0"
 
-    fleet = replace(CALM, cameras=40, rebalance=10.0, hours=0.05)
+    fleet = replace(CALM, cameras=40, hours=0.1)
     costs = replace(COSTS, per_stream=2.0)
-    made = simulate(fleet, costs, placing=AllAtFirst())
+    made = simulate(fleet, costs, placement=AllAtFirst())
     assert made.moves > 10
     assert made.dropped.sum() > 0
-    dropped_late = made.minutes[1, 1:].sum()
-    assert dropped_late == 0
+    assert made.dropped.sum() == made.minutes[1, :4].sum()  # none after the moves
+    # Each move costs a flush; so does each start, unless the stream is moved before it ran.
+    assert made.moves < made.flushes <= fleet.cameras + made.moves
 
 
 def reference(frames, costs, tick_ms, most, left):
@@ -210,12 +211,6 @@ def test_workers_are_those_of_a_plain_loop(data: st.DataObject) -> None:
         assert made.done[:, at].sum(axis=1).tolist() == done
         assert made.busy[:, own].sum() == pytest.approx(busy)
         assert made.left[own] == pytest.approx(after)
-
-
-def test_the_expensive_stream_goes_first_and_none_where_there_is_no_room() -> None:
-    place = LeastLoaded().place
-    chosen = place(np.array([0.5, 0.0, np.inf]), np.array([1, 1, 9]), np.array([0.1, 0.9, 0.2]))
-    assert chosen.tolist() == [NOWHERE, 1, 0]
 
 
 def test_costs_are_those_of_the_stored_results() -> None:
@@ -289,5 +284,7 @@ def test_the_step_that_runs_when_a_worker_dies_is_lost() -> None:
         CALM, cameras=1, gpus=1, node=1, worker_days=0.0002, worker_back=1.0, notice=5.0, hours=0.5
     )
     made = simulate(fleet, replace(COSTS, fixed=60.0, per_stream=0, per_token=0))
-    assert 0.4 < made.lost[4].sum() / made.events["workers"] < 0.7
+    deaths = made.events["workers"]
+    spread = 3 * (2 / 9 / deaths) ** 0.5  # three standard deviations
+    assert made.lost[4].sum() / deaths == pytest.approx(2 / 3, abs=spread)
     assert balanced(made)

@@ -45,7 +45,7 @@ class Calendar:
         for node in range(-(-fleet.gpus // fleet.node)):
             self.later(NODE_DIES, fleet.node_days * DAY, node)
         self.later(REGISTRY_DIES, fleet.registry_days * DAY)
-        self.add(fleet.in_ticks(fleet.rebalance), LOOK)
+        self.add(fleet.in_ticks(fleet.look), LOOK)
 
     def add(self, tick: int, kind: int, subject: int = 0, life: int = 0) -> None:
         """Plan an event."""

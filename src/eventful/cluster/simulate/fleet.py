@@ -33,8 +33,9 @@ class Fleet:
         registry_days: mean time until the registry dies, days.
         registry_back: until it gives out leases again, s; running workers go on meanwhile.
         notice: until a dead worker's leases are given to others, s.
-        rebalance: between two looks at the load of workers, s.
-        full: share of its time above which a worker hands streams on.
+        look: between two looks at the load of workers, s.
+        full: share of its time above which a worker hands a stream on.
+        target: share of its time up to which a worker takes one.
         read: from the capture of a frame to its arrival at the worker, ms; decoding is not on the
             GPU here.
         decode: CPU time for reading one frame, ms, for the number of cores.
@@ -61,15 +62,16 @@ class Fleet:
     registry_days: float = 1.0
     registry_back: float = 5.0
     notice: float = 2.0
-    rebalance: float = 60.0
-    full: float = 0.8
+    look: float = 2.0
+    full: float = 0.9
+    target: float = 0.75
     read: float = 20.0
     decode: float = 4.0
     memory: float = 100e9
     most: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("cameras", "gpus", "node", "fps", "hours", "rebalance", "memory"):
+        for name in ("cameras", "gpus", "node", "fps", "hours", "look", "memory"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0, and is {getattr(self, name)}.")
         for entry in fields(self):
@@ -109,6 +111,8 @@ ASSUMPTIONS = (
     "lost. Cameras that are gone send nothing, and nothing is lost.",
     "A step takes fixed + per_stream * frames + per_token * tokens, fitted to measurements. Its "
     "time does not vary otherwise; other work on the GPU is not modelled.",
+    "Streams are placed and moved by the code that a real cluster uses, which knows the expected "
+    "cost of each. If no other worker has time for the streams of a dead one, they wait for it.",
     "A stream that begins at a worker, that comes back or that has a scene cut computes all of "
     "its tokens in one frame. Snapshots are not used.",
     "Cameras are independent of each other apart from busy hours. A machine's death takes all of "

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
 
+from eventful.cluster.placement import Limits, Move, Placement
 from eventful.cluster.simulate import events as kinds
 from eventful.cluster.simulate.costs import Costs
 from eventful.cluster.simulate.events import Calendar, Event
 from eventful.cluster.simulate.fleet import Fleet
 from eventful.cluster.simulate.outcome import CAUSES, Outcome
-from eventful.cluster.simulate.placing import NOWHERE, LeastLoaded, Placing
 from eventful.cluster.simulate.ticks import Seats, Worked, work
 from eventful.errors import ConfigError
 
@@ -20,6 +20,7 @@ Array = np.ndarray
 Tick = Callable[[int, int], None]
 _SEGMENT = 2.0  # seconds that are computed at once; shares are drawn anew for each
 _WORKER, _MACHINE, _REGISTRY, _ROOM, _STEP = range(len(CAUSES))
+NOWHERE = -1  # the worker of a stream that has none
 _TRIAL_HOURS = 0.1  # to find the number of GPUs
 
 
@@ -28,17 +29,18 @@ def simulate(
     costs: Costs,
     seed: int = 0,
     *,
-    placing: Placing | None = None,
+    placement: Placement | None = None,
     tick: Tick = lambda done, count: None,
 ) -> Outcome:
     """Simulate a cluster.
 
     Args:
         seed: equal seeds give equal outcomes.
-        placing: how streams are placed; by default the least loaded worker that has room.
+        placement: which worker runs which stream; by default as a real cluster decides it, with
+            the limits of the fleet.
         tick: called with the intervals done, and all of them.
     """
-    return _Cluster(fleet, costs, seed, placing or LeastLoaded()).run(tick)
+    return _Cluster(fleet, costs, seed, placement).run(tick)
 
 
 def gpus_needed(fleet: Fleet, costs: Costs, most_missing: float, seed: int = 0) -> int | None:
@@ -66,8 +68,9 @@ def gpus_needed(fleet: Fleet, costs: Costs, most_missing: float, seed: int = 0) 
 class _Cluster:
     """The state of a simulated cluster."""
 
-    def __init__(self, fleet: Fleet, costs: Costs, seed: int, placing: Placing) -> None:
-        self.fleet, self.costs, self.placing = fleet, costs, placing
+    def __init__(self, fleet: Fleet, costs: Costs, seed: int, placement: Placement | None) -> None:
+        self.fleet, self.costs = fleet, costs
+        self.placement = placement or Placement(_limits(fleet, costs))
         self.most = fleet.most or costs.most
         if self.most > costs.most:
             raise ConfigError(
@@ -82,16 +85,17 @@ class _Cluster:
         self.alive = np.ones(gpus, dtype=bool)
         self.life = np.zeros(gpus, np.int64)
         self.left = np.zeros(gpus)
+        self.names = [str(camera) for camera in range(cameras)]
         self.sending = np.ones(cameras, dtype=bool)
         self.fresh = np.ones(cameras, dtype=bool)
         self.why = np.full(cameras, _ROOM)
         self.since = np.full(cameras, -1)  # interval in which the worker was lost
         self.registry_back = 0  # interval from which on the registry answers
         self.now = 0
-        self.capacity = self._capacity()
         self.calendar = Calendar(fleet, self.random)
         self.made = Outcome.empty(fleet, costs, seed)
-        self._place(np.arange(cameras))
+        self.waiting: set[int] = set()  # dead workers whose streams found no room elsewhere
+        self._place(range(cameras))
 
     def run(self, tick: Tick) -> Outcome:
         """Simulate to the end."""
@@ -125,7 +129,7 @@ class _Cluster:
         self.made.dropped[stream] += (~worked.done & ~worked.broken).sum(axis=0)
         self.made.flushes += int((flushed & worked.done).sum())
         self.made.sent += intervals * int(self.sending.sum())
-        self.fresh[stream] &= ~worked.done.any(axis=0)
+        self.fresh[stream] = (flushed & ~worked.done).any(axis=0)  # still due
         waits = self.fleet.read + self.phase[stream]
         self.made.add_latencies((worked.finish + waits)[worked.done])
         self._note(worked, intervals, len(idle))
@@ -175,38 +179,40 @@ class _Cluster:
 
     # Leases
 
-    def _capacity(self) -> int:
-        """Streams that a worker has memory for."""
-        if not self.costs.state_bytes:
-            return self.fleet.cameras
-        return int(self.fleet.memory // self.costs.state_bytes)
-
-    def _loads(self, own: Array) -> Array:
-        """Expected share of its time that each worker computes."""
-        placed = self.worker != NOWHERE
-        gpus = self.fleet.gpus
-        sums = np.bincount(self.worker[placed], own[placed], gpus)
-        counts = np.bincount(self.worker[placed], minlength=gpus)
-        steps = np.ceil(counts / self.most)
-        return np.asarray(sums + steps * self.costs.fixed / self.fleet.tick_ms)
-
-    def _own(self) -> Array:
-        """Share of a worker's time that each stream takes, without the fixed part of steps."""
+    def _measure(self) -> None:
+        """Tell the placement what streams cost: milliseconds a frame times frames a second."""
         tokens = self.expected_share() * self.costs.tokens
-        ms = self.costs.per_stream + self.costs.per_token * tokens
-        return np.asarray(ms / self.fleet.tick_ms)
+        ms = self.costs.per_stream + self.costs.per_token * tokens + self.costs.fixed / self.most
+        loads = (ms / self.fleet.tick_ms).tolist()
+        self.placement.loads.update(zip(self.names, loads, strict=True))
 
-    def _place(self, streams: Array) -> None:
-        """Give streams to workers, with new leases."""
-        self.worker[streams] = NOWHERE
-        own = self._own()
-        each = own + self.costs.fixed / self.fleet.tick_ms / self.most
-        load = np.where(self.alive, self._loads(own), np.inf)
-        placed = self.worker != NOWHERE
-        room = self.capacity - np.bincount(self.worker[placed], minlength=self.fleet.gpus)
-        self.worker[streams] = self.placing.place(load, room, each[streams])
-        self.why[streams[self.worker[streams] == NOWHERE]] = _ROOM
-        self._resume(streams[self.worker[streams] != NOWHERE])
+    def _running(self) -> dict[str, list[str]]:
+        """Streams by worker, of those that are alive."""
+        running: dict[str, list[str]] = {
+            str(worker): [] for worker in np.flatnonzero(self.alive).tolist()
+        }
+        for name, worker in zip(self.names, self.worker.tolist(), strict=True):
+            if worker != NOWHERE and self.alive[worker]:
+                running[str(worker)].append(name)
+        return running
+
+    def _place(self, streams: Iterable[int]) -> None:
+        """Give streams without a worker to workers, with new leases."""
+        self._measure()
+        running = self._running()
+        for stream in streams:
+            name = self.names[stream]
+            worker = self.placement.place(name, running)
+            if worker is None:
+                self.why[stream] = _ROOM
+                continue
+            running[worker].append(name)
+            self._move(Move(name, worker))
+
+    def _move(self, move: Move) -> None:
+        stream = int(move.stream)
+        self.worker[stream] = int(move.worker)
+        self._resume(np.asarray([stream]))
 
     def _resume(self, streams: Array) -> None:
         """Streams have a live worker again, which has nothing of them."""
@@ -285,12 +291,20 @@ class _Cluster:
         worker = event.subject
         if self.alive[worker] or self.life[worker] != event.life:
             return
-        streams = np.flatnonzero(self.worker == worker)
         if self._registry_down:
-            self.why[streams] = _REGISTRY
+            self.why[self.worker == worker] = _REGISTRY
             self.calendar.add(self.registry_back, kinds.NOTICED, worker, event.life)
-        elif self.alive.any():
-            self._place(streams)
+        else:
+            self.waiting.add(worker)
+            self._hand_over(worker)
+
+    def _hand_over(self, worker: int) -> None:
+        """Streams of a dead worker go to others that have the time; the rest wait for it."""
+        streams = np.flatnonzero(self.worker == worker)
+        self._measure()
+        own = [self.names[stream] for stream in streams.tolist()]
+        for move in self.placement.rooms(own, self._running()):
+            self._move(move)
 
     def back(self, event: Event) -> None:
         """A worker can take streams again, first of all those that are still its own."""
@@ -301,38 +315,29 @@ class _Cluster:
             self.calendar.add(self.registry_back, kinds.BACK, worker, event.life)
             return
         self.alive[worker] = True
+        self.waiting.discard(worker)
         self._resume(np.flatnonzero(self.worker == worker))
-        nowhere = np.flatnonzero(self.worker == NOWHERE)
-        if len(nowhere):
-            self._place(nowhere)
+        self._place(np.flatnonzero(self.worker == NOWHERE).tolist())
 
     def look(self, event: Event) -> None:
-        """Workers that are full hand streams on, as long as another has the time for them."""
-        self.calendar.add(self.now + self.fleet.in_ticks(self.fleet.rebalance), kinds.LOOK)
+        """A worker that is full hands a stream on; streams that wait are tried again."""
+        self.calendar.add(self.now + self.fleet.in_ticks(self.fleet.look), kinds.LOOK)
         if self._registry_down:
             return
-        own = self._own()
-        loads = self._loads(own)
-        loads[~self.alive] = np.inf
-        for worker in np.flatnonzero(self.alive & (loads > self.fleet.full)).tolist():
-            self._relieve(worker, own, loads)
-
-    def _relieve(self, worker: int, own: Array, loads: Array) -> None:
-        streams = np.flatnonzero(self.worker == worker)
-        for stream in streams[np.argsort(-own[streams], kind="stable")].tolist():
-            if loads[worker] <= self.fleet.full:
-                return
-            room = self.capacity - np.bincount(
-                self.worker[self.worker != NOWHERE], minlength=self.fleet.gpus
-            )
-            target = int(self.placing.place(loads, room, own[[stream]])[0])
-            step = self.costs.fixed / self.fleet.tick_ms
-            if target in (NOWHERE, worker) or loads[target] + own[stream] + step > self.fleet.full:
-                return
-            self.worker[stream], self.fresh[stream] = target, True
-            loads[worker] -= own[stream]
-            loads[target] += own[stream]
+        for worker in sorted(self.waiting):
+            self._hand_over(worker)
+        self._measure()
+        now = self.now / self.fleet.fps
+        while move := self.placement.next_move(self._running(), now):
+            self._move(move)
             self.made.moves += 1
+
+
+def _limits(fleet: Fleet, costs: Costs) -> Limits:
+    """When streams move, and how many a worker has memory for."""
+    usual = Limits()
+    room = int(fleet.memory // costs.state_bytes) if costs.state_bytes else fleet.cameras
+    return Limits(fleet.full, fleet.target, usual.patience, usual.cooldown, max(room, 1))
 
 
 _ACTIONS: dict[int, Callable[[_Cluster, Event], None]] = {
