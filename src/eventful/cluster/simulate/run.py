@@ -327,10 +327,25 @@ class _Cluster:
         for worker in sorted(self.waiting):
             self._hand_over(worker)
         self._measure()
+        if not self._can_move():
+            return  # what follows would say the same, at a thousand times the cost
         now = self.now / self.fleet.fps
         while move := self.placement.next_move(self._running(), now):
             self._move(move)
             self.made.moves += 1
+
+    def _can_move(self) -> bool:
+        """Whether a move can be due: somebody is full, and somebody else could take a stream."""
+        loads = np.asarray([self.placement.loads[name] for name in self.names])
+        at = np.flatnonzero((self.worker != NOWHERE) & self.alive[self.worker])
+        if not len(at):
+            return False
+        limits, alive = self.placement.limits, np.flatnonzero(self.alive)
+        sums = np.bincount(self.worker[at], loads[at], self.fleet.gpus)[alive]
+        fullest, emptiest, least = sums.max(), sums.min(), loads[at].min()
+        gain = limits.full - limits.target
+        takes = emptiest + least <= limits.target or fullest - emptiest > gain + least
+        return bool(fullest > limits.full and takes)
 
 
 def _limits(fleet: Fleet, costs: Costs) -> Limits:
