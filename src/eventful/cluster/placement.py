@@ -22,6 +22,8 @@ class Limits:
     Attributes:
         full: load above which a worker gives a stream away.
         target: load up to which a worker takes one.
+        crowded: load up to which a worker takes streams of one that died: its cameras then give
+            fewer frames, until it is back.
         patience: seconds that a worker stays full before a stream moves.
         cooldown: seconds that a stream stays where it was moved.
         most: streams of one worker.
@@ -29,6 +31,7 @@ class Limits:
 
     full: float = 0.9
     target: float = 0.75
+    crowded: float = 2.0
     patience: float = 5.0
     cooldown: float = 30.0
     most: int = 256
@@ -36,6 +39,8 @@ class Limits:
     def __post_init__(self) -> None:
         if not 0 < self.target < self.full:
             raise ConfigError(f"target is between 0 and full={self.full}, not {self.target}.")
+        if self.crowded < self.full:
+            raise ConfigError(f"crowded is at least full={self.full}, not {self.crowded}.")
         if self.most < 1:
             raise ConfigError(f"most is at least 1, not {self.most}.")
 
@@ -82,7 +87,7 @@ class Placement:
         moves = []
         for stream in sorted(streams, key=lambda name: -self.loads.get(name, FIRST_COST)):
             worker = self.place(stream, after)
-            if worker is None or self.load([*after[worker], stream]) > self.limits.full:
+            if worker is None or self.load([*after[worker], stream]) > self.limits.crowded:
                 continue
             after[worker].append(stream)
             moves.append(Move(stream, worker))

@@ -350,9 +350,8 @@ class _Cluster:
 
 def _limits(fleet: Fleet, costs: Costs) -> Limits:
     """When streams move, and how many a worker has memory for."""
-    usual = Limits()
     room = int(fleet.memory // costs.state_bytes) if costs.state_bytes else fleet.cameras
-    return Limits(fleet.full, fleet.target, usual.patience, usual.cooldown, max(room, 1))
+    return Limits(full=fleet.full, target=fleet.target, most=max(room, 1))
 
 
 _ACTIONS: dict[int, Callable[[_Cluster, Event], None]] = {
