@@ -78,12 +78,13 @@ def square(t: int) -> tuple[int, int, int, int]:
     return 4 + 3 * t, 8, 24 + 3 * t, 28
 
 
-def imagenet(root: Path, frames: int = 4) -> Path:
-    """Two snippets to validate, one to train, three DET images (a car, a person, both)."""
+def imagenet(root: Path, frames: int = 4, videos: int = 2) -> Path:
+    """Snippets to validate, one to train, three DET images (a car, a person, both)."""
     top = root / "ILSVRC2015"
     listed = []
-    for name, wordnet in (("00001000", "n02958343"), ("00000000", "n02691156")):
-        snippet = f"ILSVRC2015_val_{name}"
+    for number in reversed(range(videos)):
+        wordnet = ("n02691156", "n02958343")[number % 2]
+        snippet = f"ILSVRC2015_val_{number:05d}000"
         _snippet(top, f"VID/val/{snippet}", wordnet, frames)
         listed += [f"{snippet}/{t:06d}" for t in range(frames)]
     lines = "".join(f"{name} {i}\n" for i, name in enumerate(listed, start=1))

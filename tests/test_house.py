@@ -20,7 +20,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / PACKAGE
 
 # Top to bottom. A file imports from its own floor and from those above it.
 FLOORS = (
-    {"errors", "files", "extras", "_moved"},
+    {"errors", "files", "extras", "remote", "_moved"},
     {"ops"},
     {"tokens"},
     {"config", "policies"},

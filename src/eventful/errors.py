@@ -133,3 +133,7 @@ class RunError(EventfulError):
 
 class WorkerError(EventfulError):
     """A worker process ended unexpectedly."""
+
+
+class ClusterError(EventfulError):
+    """A cluster that cannot be reached or started, or a machine of it that does not fit."""

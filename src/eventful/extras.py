@@ -129,7 +129,12 @@ TABLE = (
         {"pyarrow": "pyarrow"},
         needed=("run --format parquet",),
     ),
-    Extra("cluster", "many machines, by Ray", {"ray": "ray"}, needed=("cluster run",)),
+    Extra(
+        "cluster",
+        "many machines, by Ray",
+        {"ray": "ray"},
+        needed=("cluster run", "evaluate --ray"),
+    ),
 )
 
 

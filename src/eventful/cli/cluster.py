@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from eventful.cli.cluster_simulate import simulate
 from eventful.cli.options import Json, grouped
 
 cluster = typer.Typer(help="Run many cameras on many machines, by Ray.", no_args_is_help=True)
@@ -121,3 +122,6 @@ def restart(out: Folder = OUT) -> None:
     from eventful.cli import cluster_work
 
     cluster_work.restart(out)
+
+
+cluster.command()(simulate)

@@ -25,6 +25,7 @@ from eventful.paper.evaluate.report import METRICS, Report, Row, Scale
 from eventful.paper.evaluate.runtime import Plan, measure_runtime
 from eventful.paper.evaluate.variants import BASE, DENSE, SKIP, Variant
 from eventful.paper.reproduce import files_of, measure, source_of
+from eventful.remote.session import LOCAL
 
 LABELS = {DENSE: "Base model", "paper": "paper"}
 ACCURACIES = {"vitdet": ("coco_map50", "fgfa_map50"), "vivit": ("top1", "top5")}
@@ -123,9 +124,11 @@ def settings(
     views: str = VIEWS,
 ) -> Settings:
     """Options as settings."""
-    _check_device(how.device, how.dtype)
-    shared = {name: value for name, value in vars(how).items() if name != "as_json"}
+    _check_device(how.device, how.dtype, elsewhere=how.ray_address is not None)
+    own = ("as_json", "ray", "ray_address")
+    shared = {name: value for name, value in vars(how).items() if name not in own}
     return Settings(
+        ray=how.ray_address or (LOCAL if how.ray else None),
         data=data,
         weights=weight_files(weights),
         size=size,
@@ -268,13 +271,13 @@ def _views(text: str) -> tuple[int, int]:
     return int(temporal), int(spatial)
 
 
-def _check_device(device: str, dtype: str) -> None:
+def _check_device(device: str, dtype: str, *, elsewhere: bool = False) -> None:
     device_type, _, number = device.partition(":")
     if device_type not in ("cpu", "cuda") or not (number == "" or number.isdigit()):
         raise ConfigError(f"--device is cpu, cuda or cuda:0 and so on: {device!r}.")
-    if device_type == "cuda" and not torch.cuda.is_available():
+    if device_type == "cuda" and not elsewhere and not torch.cuda.is_available():
         raise UnsupportedError("No CUDA device here (`eventful doctor`); use --device cpu.")
-    if device_type == "cuda" and int(number or 0) >= torch.cuda.device_count():
+    if device_type == "cuda" and not elsewhere and int(number or 0) >= torch.cuda.device_count():
         raise UnsupportedError(f"There is no {device}; GPUs found: {torch.cuda.device_count()}.")
     if dtype not in tuple(Dtype):
         raise ConfigError(f"--dtype is one of {', '.join(Dtype)}: {dtype!r}.")

@@ -56,6 +56,13 @@ FramesPerVideo = Annotated[
     int | None, typer.Option(min=1, help="Only so many frames of each video.")
 ]
 Views = Annotated[str, typer.Option(help="Temporal x spatial views of each video.")]
+OnRay = Annotated[
+    bool, typer.Option("--ray", help="Let processes of Ray do the work, here or on a cluster.")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="The cluster's head, or auto; implies --ray."),
+]
 Compiled = Annotated[
     bool, typer.Option("--compile/--no-compile", help="Also measure torch.compile of dense.")
 ]
@@ -107,8 +114,17 @@ class Evaluation:
     videos: Annotated[int | None, typer.Option(min=1, help="Only the first videos, so many.")] = (
         None
     )
-    workers: Annotated[int, typer.Option(min=1, help="Processes, each with its own videos.")] = 1
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes, each with its own videos. Default: 1; on Ray as many as fit.",
+            show_default=False,
+        ),
+    ] = None
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of each process.")] = None
+    ray: OnRay = False
+    ray_address: RayAddress = None
     device: Annotated[
         str, typer.Option(help="cpu, or cuda: one GPU after another for the workers.")
     ] = "cpu"

@@ -61,7 +61,8 @@ def _lines(worker: Worker, hub: Hub) -> Iterator[str]:
               "# TYPE process_resident_memory_bytes gauge"  # fmt: skip
         yield f"process_resident_memory_bytes {memory}"
     if (allocated := allocated_bytes()) is not None:
-        yield from head(_PREFIX, "allocated_bytes", "gauge", "Of the memory, what the program uses.")
+        about = "Of the memory, what the program uses."
+        yield from head(_PREFIX, "allocated_bytes", "gauge", about)
         yield f"eventful_live_allocated_bytes {allocated}"
     for kind, table in (("counter", _COUNTERS), ("gauge", _GAUGES)):
         for name, (about, read) in table.items():

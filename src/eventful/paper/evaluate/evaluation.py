@@ -27,6 +27,7 @@ from eventful.paper.evaluate.experiment import Experiment
 from eventful.paper.evaluate.gates import gate_thresholds
 from eventful.paper.evaluate.metrics import coco_library
 from eventful.paper.evaluate.models import Weights
+from eventful.paper.evaluate.ray_workers import RayWorkers
 from eventful.paper.evaluate.report import Report, Row
 from eventful.paper.evaluate.runs import RunStore, VideoResult
 from eventful.paper.evaluate.variants import BASE, SKIP, Variant
@@ -48,7 +49,10 @@ class Settings:
         videos: use only this many, from the first on.
         frames: limit for each video (detection).
         views: temporal and spatial views of each video (recognition).
+        workers: processes; None for one, or on Ray for as many as fit.
         threads: of each worker; None for an equal part of torch's threads.
+        ray: address of a cluster whose processes do the work, empty for Ray on this machine; None
+            for processes without Ray.
         out: folder for results; None keeps nothing.
         resume: keep the results that the folder already has.
     """
@@ -62,8 +66,9 @@ class Settings:
     videos: int | None = None
     frames: int | None = None
     views: tuple[int, int] = (4, 3)
-    workers: int = 1
+    workers: int | None = None
     threads: int | None = None
+    ray: str | None = None
     out: Path | None = None
     resume: bool = True
 
@@ -102,7 +107,7 @@ class _Run:
     settings: Settings
     data: VideoSet
     store: RunStore
-    workers: Workers
+    workers: Workers | RayWorkers
     progress: Progress
     problems: dict[str, str] = field(default_factory=dict)
 
@@ -129,7 +134,7 @@ def evaluate(
     about = described(experiment, settings, data, variants)
     with folder_of(settings) as folder:
         store = RunStore.open(folder, about, resume=settings.resume)
-        with Workers(settings.workers, settings.device, settings.threads) as workers:
+        with workers_of(settings) as workers:
             run = _Run(experiment, settings, data, store, workers, progress or NoProgress())
             rows, detail, groups = _measure(run, variants)
     noted = {f"annotation {i}": str(error) for i, error in enumerate(problems.found, start=1)}
@@ -152,7 +157,7 @@ def evaluate(
 
 def opened(experiment: Experiment, settings: Settings, problems: Problems) -> VideoSet:
     """The videos to use, which must suit the experiment."""
-    data = open_dataset(settings.data, settings.split, on_problem=problems)
+    data = open_dataset(_absolute(settings.data), settings.split, on_problem=problems)
     data = replace(data, videos=data.videos[: settings.videos])
     _check(experiment, data)
     return data
@@ -168,6 +173,14 @@ def without_coco(
     if experiment.metric == "coco_map50":
         experiment = replace(experiment, metric="fgfa_map50")
     return experiment, {"coco_map50": missing}
+
+
+def workers_of(settings: Settings) -> Workers | RayWorkers:
+    """The processes that do the work."""
+    if settings.ray is None:
+        return Workers(settings.workers or 1, settings.device, settings.threads)
+    used = tuple(settings.weights.values())
+    return RayWorkers(settings.ray, settings.workers, settings.device, settings.threads, used)
 
 
 def _calibrated(variant: Variant, settings: Settings) -> Variant:
@@ -274,7 +287,14 @@ def _job(run: _Run, variant: Variant) -> Job:
 def weights_of(variant: Variant, settings: Settings) -> Weights:
     """The weights of a variant and how to run them."""
     size = (variant.size or settings.size) if variant.model == "vitdet" else None
-    return Weights(settings.weights[variant.weights], size, settings.dtype)
+    path = Path(_absolute(settings.weights[variant.weights]))
+    return Weights(path, size, settings.dtype)
+
+
+def _absolute(source: str | Path) -> str | Path:
+    """A path for processes with another working directory; names of videos stay as they are."""
+    path = Path(source)
+    return path.resolve() if path.exists() else source
 
 
 def _score(run: _Run, variant: Variant, results: Sequence[VideoResult]) -> dict[str, Any]:

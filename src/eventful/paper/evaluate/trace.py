@@ -30,7 +30,7 @@ from eventful.paper.evaluate.models import Weights
 from eventful.paper.evaluate.report import Report, Row, table
 from eventful.paper.evaluate.runs import RunStore, VideoResult
 from eventful.paper.evaluate.variants import DENSE, SKIP, Variant
-from eventful.paper.evaluate.workers import Item, Tick, Workers
+from eventful.paper.evaluate.workers import Item, Tick
 from eventful.video.budgets import budget_at, parse_schedule
 
 ALL = "all-variants"  # they run together, so a video has one file
@@ -143,7 +143,7 @@ def measure_trace(
         every = replace(variants[0], label="all variants", r=None, h=None, preset=DENSE, options={})
         shown.begin(every, sum(job.length(video) for _, video in left), len(left))
         items = [Item(job, store, ALL, i, video) for i, video in left]
-        with Workers(settings.workers, settings.device, settings.threads) as workers:
+        with evaluation.workers_of(settings) as workers:
             bad = workers.run(items, shown.advance)
         results = [store.load(ALL, i, video.name) for i, video in videos if i not in bad]
     if not results:

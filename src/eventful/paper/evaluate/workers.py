@@ -25,6 +25,10 @@ Tick = Callable[[int], None]
 _POLL = 0.1  # seconds between two reports of progress
 
 
+def no_tick(frames: int) -> None:
+    """Report no progress."""
+
+
 class Job(Protocol):
     """What to compute for a video. It is pickled and sent to worker processes."""
 
@@ -57,8 +61,7 @@ class Item:
             WorkerError: any unexpected error; the message names the video.
         """
         try:
-            result = self.job.run(self.video, device, tick)
-            self.store.save(self.variant, self.index, self.video.name, result)
+            self.keep(self.compute(device, tick))
         except DataError as error:
             return str(error)
         except EventfulError as error:
@@ -68,6 +71,14 @@ class Item:
                 f"Video {self.video.name} failed. What is done is kept.\n{traceback.format_exc()}"
             ) from error
         return None
+
+    def compute(self, device: str, tick: Tick) -> VideoResult:
+        """Process the video; nothing is stored."""
+        return self.job.run(self.video, device, tick)
+
+    def keep(self, result: VideoResult) -> None:
+        """Store a result of `compute`."""
+        self.store.save(self.variant, self.index, self.video.name, result)
 
 
 class Workers:
@@ -91,7 +102,7 @@ class Workers:
             self._pool.close(now=error is not None)
             self._pool = None
 
-    def run(self, items: Sequence[Item], tick: Tick = lambda frames: None) -> dict[int, str]:
+    def run(self, items: Sequence[Item], tick: Tick = no_tick) -> dict[int, str]:
         """Process the videos; returns the problems of those that cannot be used, by index."""
         if self.count == 1 or len(items) < 2:
             if self._threads is not None:
@@ -169,7 +180,7 @@ class _Pool:
     def _crash(self) -> WorkerError:
         """The error for a worker that ended by itself."""
         self._executor.shutdown(wait=True)  # afterwards the exit codes of all workers are known
-        self._read_messages(lambda frames: None)
+        self._read_messages(no_tick)
         codes = {pid: process.exitcode for pid, process in self._processes.items()}
         expected = (None, 0, -signal.SIGTERM)  # the executor terminates the other workers
         worker = next((pid for pid, code in codes.items() if code not in expected), None)

@@ -1,0 +1,1 @@
+"""Ray: how it is started on this machine or joined on a cluster, and actors that come up again."""

@@ -1,0 +1,98 @@
+"""Starts Ray on this machine, or joins a cluster. Every use of Ray in this package begins here.
+
+A Ray port that others can reach lets them run code as this user. A Ray that is started here
+therefore listens on the loopback interface alone, takes a token, sends no usage statistics and
+has no dashboard. Binding to loopback needs a setting in the environment that Ray reads when it is
+imported: with `_node_ip_address="127.0.0.1"` alone, every port of Ray 2.60 is open to the network.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from eventful import extras
+from eventful.errors import ClusterError
+
+LOCAL = ""  # the address that starts Ray on this machine
+_STORE = 256 * 2**20  # bytes of the object store; results and settings are small
+_ALWAYS = {"RAY_USAGE_STATS_ENABLED": "0"}
+_LOOPBACK = {
+    # Ray's own switch for desktops: off, every service binds to loopback, also on Linux.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",
+}
+
+
+@contextmanager
+def ray_session(address: str = LOCAL, cpus: int | None = None) -> Iterator[Any]:
+    """Give the module `ray`, connected; afterwards leave, or stop what was started here.
+
+    A program that is connected to Ray already stays connected, as it is.
+
+    Args:
+        address: `HOST:PORT` of a running cluster, `auto` for the one of this machine, or `LOCAL`.
+        cpus: of a Ray started here; None for as many as there are.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+        ClusterError: the cluster cannot be reached, or refuses the token.
+    """
+    if "://" in address:
+        raise ClusterError(
+            f"{address}: Ray's client protocol is not supported. Run the command on a machine of "
+            "the cluster, with its HOST:PORT or auto."
+        )
+    ray = _imported(address)
+    if ray.is_initialized():
+        yield ray
+        return
+    _connect(ray, address, cpus)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _imported(address: str) -> Any:
+    """Ray, with its settings in the environment before its first import."""
+    for name, value in {**_ALWAYS, **({} if address else _LOOPBACK)}.items():
+        os.environ.setdefault(name, value)
+    return extras.require("ray")
+
+
+def _connect(ray: Any, address: str, cpus: int | None) -> None:
+    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    if address:
+        options |= {"address": address}
+    else:
+        _check_loopback()
+        options |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
+        options |= {"object_store_memory": _STORE}
+    try:
+        ray.init(**options)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        what = f"No Ray cluster at {address}" if address else "Ray does not start here"
+        raise ClusterError(
+            f"{what} ({type(error).__name__}: {str(error).strip() or 'no reason given'}). "
+            + _advice(address)
+        ) from error
+
+
+def _check_loopback() -> None:
+    if extras.require("ray._private.ray_constants").ENABLE_RAY_CLUSTER:
+        raise ClusterError(
+            "Ray was imported before eventful could bind it to loopback. Start it yourself with "
+            "ray.init(), or set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 before importing it."
+        )
+
+
+def _advice(address: str) -> str:
+    if not address:
+        return "Its log is in /tmp/ray/session_latest/logs."
+    return (
+        "Give HOST:PORT of the head node (`ray start --head` prints it) or auto; this machine "
+        "needs the cluster's token in RAY_AUTH_TOKEN_PATH. Leave the address out to start Ray here."
+    )
