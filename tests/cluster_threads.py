@@ -101,6 +101,9 @@ class ThreadEngine:
         self.kills.append(name)
         self.all[name].kill()
 
+    def revive(self, name: str) -> None:
+        self.all[name].kill()
+
     def stop(self) -> None:
         for link in self.all.values():
             link.close()

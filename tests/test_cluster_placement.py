@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eventful.cluster.links import LinkDown, LinkLate
+from eventful.cluster.links import LinkDead, LinkDown, LinkLate
 from eventful.cluster.placement import Limits, Move, Placement
 from eventful.cluster.watch import Watch
 from eventful.errors import ConfigError
@@ -117,6 +117,8 @@ class Process:
     def get(self, seconds):
         if self.mode == "gone":
             raise LinkDown("gone")
+        if self.mode == "dead":
+            raise LinkDead("no such model")
         if self.mode == "late":
             raise LinkLate("late")
         return dict(self.answer)
@@ -157,6 +159,18 @@ def test_the_first_step_may_take_longer(process, watch):
     process.mode, process.answer["phase"], process.answer["quiet"] = "answers", "first step", 20.0
     watch.turn(process, 0)
     assert watch.turn(process, 1) == "up"
+
+
+def test_a_process_that_is_gone_for_good_says_why(process, watch):
+    process.mode = "dead"
+    watch.turn(process, 0)
+    watch.turn(process, 1)
+    assert watch.dead == "no such model"
+    process.mode = "answers"
+    watch.turn(process, 2)
+    watch.turn(process, 3)
+    assert not watch.dead
+    assert watch.life == "up"
 
 
 def test_a_process_that_is_gone_and_comes_back(process, watch):

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -71,6 +72,38 @@ def test_a_port_that_others_can_reach_ends_the_run(tmp_path, monkeypatch):
     with running(setting) as run:
         assert run.process.wait(60) == 2
     assert "which other machines can reach" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_model_that_is_none_ends_the_run_and_says_so(tmp_path):
+    setting = Setting(tmp_path, cameras=1, frames=25, cluster={"model": "timm:no_such_model"})
+    with running(setting) as run:
+        assert run.process.wait(120) == 2
+    assert "no_such_model" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_registry_that_cannot_start_again_is_revived(tmp_path):
+    """Its file is away for a while when it is killed: each new process fails, until it is back."""
+    setting = Setting(tmp_path, cameras=2, frames=1500)
+    with running(setting) as run:
+        found = run.running(20)
+        state = setting.out / "state"
+        state.chmod(0o700)
+        hidden = tmp_path / "hidden"
+        state.rename(hidden)
+        state.write_text("")  # no folder: nothing can be opened in it
+        os.kill(found["registry"]["pid"], signal.SIGKILL)
+        time.sleep(12)
+        state.unlink()
+        hidden.rename(state)
+        count = len(run.rows)
+        end = time.monotonic() + 60
+        while len(run.rows) <= count and time.monotonic() < end:
+            time.sleep(0.1)
+        assert len(run.rows) > count
+        assert "revived" in (state / "events.jsonl").read_text()
+        run.process.send_signal(signal.SIGINT)
+        run.finish(60)
+    assert audit(setting.out).sound
 
 
 @pytest.mark.parametrize("fault", FAULTS)

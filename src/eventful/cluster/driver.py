@@ -23,11 +23,12 @@ from eventful.cluster.snapshots import Snapshots
 from eventful.cluster.sources import Plan, StreamSpec
 from eventful.cluster.watch import Watch
 from eventful.cluster.worker import REGISTRY
-from eventful.errors import EventfulError, StreamNameError
+from eventful.errors import EventfulError, RunError, StreamNameError
 from eventful.pipeline.sources import SourceName
 
 _CALL = 10.0  # seconds for an answer to a call
 _RELEASE = 3.0  # seconds for a worker to hand in what it has of a stream that moves
+_REVIVE = 3.0  # seconds between two attempts
 _RETRY = 30.0  # seconds until a camera that was given up is opened again
 
 
@@ -74,6 +75,7 @@ class Driver:
             engine.start("reader", name, name)
         for name in self.workers:
             engine.start("worker", name, name, spec, getattr(engine, "links", engine), state)
+        self._revived: dict[str, float] = {}  # when a process was last made anew
         self._fates = {w.name: (0, "starting") for w in self.all_watches}
 
     @property
@@ -91,7 +93,7 @@ class Driver:
         """Look at everything, and do what is due; a process that does not answer is left for now.
 
         Raises:
-            EventfulError: The registry cannot work: its state is damaged, for example.
+            RunError: A process cannot start: there is no such model, for example.
         """
         now = self._clock()
         for watch in self.all_watches:
@@ -170,6 +172,12 @@ class Driver:
             return
         life = watch.turn(link, now)
         again, before = self._fates[watch.name]
+        if watch.dead and not watch.started:
+            raise RunError(f"{watch.name} cannot start: {watch.dead}")
+        if watch.dead and now - self._revived.get(watch.name, float("-inf")) > _REVIVE:
+            self._revived[watch.name] = now
+            self.engine.revive(watch.name)
+            self.events.note("revived", process=watch.name, why=watch.dead)
         if life == "hung":
             quiet = round(now - watch.answered, 1)
             self.events.note("hung", process=watch.name, seconds=quiet)

@@ -19,6 +19,10 @@ class LinkDown(LinkError):
     """The process is gone, or not there yet."""
 
 
+class LinkDead(LinkDown):
+    """The process is gone for good: it could not be started again. The message says why."""
+
+
 class LinkLate(LinkError):
     """The answer did not come in time."""
 
@@ -76,6 +80,9 @@ class Engine(Links, Protocol):
         Args:
             pid: its number, as it says itself.
         """
+
+    def revive(self, name: str) -> None:
+        """Start a process once more that is gone for good."""
 
     def stop(self) -> None:
         """End all of them."""

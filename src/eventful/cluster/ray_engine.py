@@ -6,9 +6,11 @@ import logging
 import math
 import os
 import signal
+import time
+from contextlib import suppress
 from typing import Any
 
-from eventful.cluster.links import LinkDown, LinkFault, LinkLate
+from eventful.cluster.links import LinkDead, LinkDown, LinkFault, LinkLate
 from eventful.cluster.ports import children, listening
 from eventful.cluster.reader import Reader
 from eventful.cluster.registry import Registry
@@ -18,6 +20,7 @@ from eventful.errors import EventfulError, RunError
 from eventful.surgery.libraries import load
 
 _KINDS = {"registry": Registry, "reader": Reader, "worker": Worker}
+_KNOWN = 3.0  # seconds for which a process is found without asking Ray
 _LOOPBACK = ("127.", "::1")
 # Read by Ray when it is imported: a local cluster on the loopback interface, no reports to its
 # makers, workers that are not last in line for the processor.
@@ -49,6 +52,8 @@ class RayReply:
             if isinstance(cause, EventfulError):
                 raise cause from None
             raise LinkFault(f"{type(cause).__name__}: {cause}") from None
+        except ray.exceptions.ActorDiedError as error:
+            raise LinkDead(_last_line(str(error))) from None
         except ray.exceptions.RayError as error:
             raise LinkDown(str(error).partition("\n")[0]) from None
 
@@ -79,20 +84,28 @@ class RayLinks:
 
     def __init__(self, space: str) -> None:
         self.space = space
-        self._known: dict[str, RayLink] = {}
+        self._known: dict[str, tuple[float, RayLink]] = {}
 
     def __reduce__(self) -> Any:
         return RayLinks, (self.space,)
 
     def find(self, name: str) -> RayLink:
         """See `links.Links`."""
-        if name not in self._known:
+        moment, link = self._known.get(name, (0.0, None))
+        now = time.monotonic()
+        if link is None or now - moment > _KNOWN:
             try:
                 handle = load("ray").get_actor(name, namespace=self.space)
             except ValueError as error:
                 raise LinkDown(f"{name} is not there") from error
-            self._known[name] = RayLink(handle)
-        return self._known[name]
+            link = self.learn(name, handle)
+        return link
+
+    def learn(self, name: str, handle: Any) -> RayLink:
+        """Remember a process for a while: one that was revived is another one."""
+        link = RayLink(handle)
+        self._known[name] = time.monotonic(), link
+        return link
 
 
 class RayEngine:
@@ -108,7 +121,7 @@ class RayEngine:
 
     def __init__(self, spec: ClusterSpec, space: str, address: str | None = None) -> None:
         self._spec, self.links = spec, RayLinks(space)
-        self._options: dict[str, dict[str, Any]] = {}
+        self._recipes: dict[str, tuple[str, tuple[Any, ...]]] = {}
         for name, value in (_SETTINGS if address else {**_SETTINGS, **_LOCAL}).items():
             os.environ.setdefault(name, value)
         ray = load("ray")
@@ -143,9 +156,14 @@ class RayEngine:
         made = ray.remote(_KINDS[kind]).options(
             name=name, namespace=self.links.space, max_restarts=-1, max_task_retries=0, **options
         )
-        link = RayLink(made.remote(*args))
-        self.links._known[name] = link
-        return link
+        self._recipes[name] = kind, args
+        return self.links.learn(name, made.remote(*args))
+
+    def revive(self, name: str) -> None:
+        """See `links.Engine`; one that Ray still knows is on its way by itself."""
+        kind, args = self._recipes[name]
+        with suppress(ValueError):
+            self.start(kind, name, *args)
 
     def kill(self, name: str, pid: int | None = None) -> None:
         """See `links.Engine`; a process that hangs hears nothing of Ray, so it gets a signal."""
@@ -173,3 +191,9 @@ class RayEngine:
                 "can run code here (docs/cluster.md, security). Use a newer Ray, or set "
                 "EVENTFUL_RAY_PORTS=open on a network that you trust."
             )
+
+
+def _last_line(text: str) -> str:
+    """Of a traceback, what was raised."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it died"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from eventful import files
+from eventful.cluster.delivery import open_delivery
 from eventful.cluster.driver import Driver
 from eventful.cluster.events import Events
 from eventful.cluster.links import Engine
@@ -26,6 +27,7 @@ from eventful.cluster.ray_engine import RayEngine
 from eventful.cluster.registry import LEDGER
 from eventful.cluster.sources import Plan, read_plan
 from eventful.cluster.status import STATUS, metrics, status_of
+from eventful.cluster.store import Store
 from eventful.errors import ConfigError, EventfulError, RunError
 from eventful.pipeline.results import LINES, PARTS
 from eventful.pipeline.stopping import Stop, StopRequested
@@ -96,6 +98,8 @@ def run(
     stop = stop or Stop()
     state = options.out / STATE
     with _folder(options, plan) as lock:
+        open_delivery(plan.cluster.results, options.out, state)  # raises for what is no function
+        Store(state / LEDGER).close()  # and for a ledger that is damaged
         events = Events(state / "events.jsonl")
         space = f"eventful-{secrets.token_hex(4)}"
         engine = open_engine(plan, space) if open_engine else RayEngine(

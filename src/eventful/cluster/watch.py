@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from eventful.cluster.links import Link, LinkDown, LinkError, Reply
+from eventful.cluster.links import Link, LinkDead, LinkDown, LinkError, Reply
 
 Life = Literal["starting", "up", "down", "hung"]
 BUSY = ("starting", "first step")  # phases of a worker that may take long
@@ -20,6 +20,7 @@ class Watch:
         asked: moment at which the answer was asked for; `answered` at which it came.
         started: when the process says it was started; it changes if it was started again.
         again: how often that happened.
+        dead: why the process is gone for good; empty if it is not.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Watch:
     answered: float = float("-inf")
     started: float = 0.0
     again: int = 0
+    dead: str = ""
     life: Life = "starting"
     _reply: Reply | None = None
     _sent: float = float("-inf")
@@ -62,14 +64,15 @@ class Watch:
         self._reply = None
         try:
             answer = reply.get(0.1)
-        except LinkDown:
+        except LinkDown as error:
+            self.dead = str(error) if isinstance(error, LinkDead) else ""
             self._down(now)
         except LinkError:
             pass
         else:
             self.answer, self.asked, self.answered = answer, self._sent, now
             self.again += self.started not in (0.0, answer["started"])
-            self.started, self.life = answer["started"], "up"
+            self.started, self.life, self.dead = answer["started"], "up", ""
 
     def _down(self, now: float) -> None:
         if self.life != "down":
