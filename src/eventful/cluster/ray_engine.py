@@ -17,21 +17,12 @@ from eventful.cluster.registry import Registry
 from eventful.cluster.sources import ClusterSpec
 from eventful.cluster.worker import Worker
 from eventful.errors import EventfulError, RunError
+from eventful.remote.session import LOCAL, Local, connect
 from eventful.surgery.libraries import load
 
 _KINDS = {"registry": Registry, "reader": Reader, "worker": Worker}
 _KNOWN = 3.0  # seconds for which a process is found without asking Ray
 _LOOPBACK = ("127.", "::1")
-# Read by Ray when it is imported: a local cluster on the loopback interface, no reports to its
-# makers, workers that are not last in line for the processor.
-_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0"}
-# Ray keeps a record of each call, for a dashboard that is not there: 25 MB a minute.
-_LOCAL = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_worker_niceness": "0",
-    "RAY_task_events_report_interval_ms": "0",
-    "RAY_enable_metrics_collection": "0",
-}
 
 
 class RayReply:
@@ -122,20 +113,10 @@ class RayEngine:
     def __init__(self, spec: ClusterSpec, space: str, address: str | None = None) -> None:
         self._spec, self.links = spec, RayLinks(space)
         self._recipes: dict[str, tuple[str, tuple[Any, ...]]] = {}
-        for name, value in (_SETTINGS if address else {**_SETTINGS, **_LOCAL}).items():
-            os.environ.setdefault(name, value)
-        ray = load("ray")
-        quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": space}
-        if address is not None:
-            ray.init(address=address, **quiet)
-        else:
-            ray.init(
-                num_cpus=math.ceil(spec.workers * spec.cpus) + 1,
-                num_gpus=math.ceil(spec.workers * spec.gpus) or None,
-                include_dashboard=False,
-                object_store_memory=spec.object_store,
-                **quiet,
-            )
+        quiet = {"logging_level": logging.ERROR, "namespace": space}
+        cpus, gpus = (math.ceil(spec.workers * each) for each in (spec.cpus, spec.gpus))
+        ray = connect(address or LOCAL, Local(cpus + 1, gpus or None, spec.object_store), **quiet)
+        if address is None:
             self._check_ports()
         self._node = ray.get_runtime_context().get_node_id()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from eventful import extras
@@ -23,7 +24,26 @@ _LOOPBACK = {
     # Ray's own switch for desktops: off, every service binds to loopback, also on Linux.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
+    # Workers are not last in line for the processor. Ray keeps no record of each call, which is
+    # for a dashboard that is not there: 25 MB a minute.
+    "RAY_worker_niceness": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_enable_metrics_collection": "0",
 }
+
+
+@dataclass(frozen=True)
+class Local:
+    """A Ray that is started on this machine.
+
+    Attributes:
+        cpus, gpus: that it shares out; None for as many as there are.
+        store: bytes of its object store.
+    """
+
+    cpus: int | None = None
+    gpus: int | None = None
+    store: int = _STORE
 
 
 @contextmanager
@@ -40,37 +60,51 @@ def ray_session(address: str = LOCAL, cpus: int | None = None) -> Iterator[Any]:
         MissingDependencyError: Ray is not installed.
         ClusterError: the cluster cannot be reached, or refuses the token.
     """
-    if "://" in address:
-        raise ClusterError(
-            f"{address}: Ray's client protocol is not supported. Run the command on a machine of "
-            "the cluster, with its HOST:PORT or auto."
-        )
-    ray = _imported(address)
+    ray = imported(address)
     if ray.is_initialized():
         yield ray
         return
-    _connect(ray, address, cpus)
+    connect(address, Local(cpus), configure_logging=False)
     try:
         yield ray
     finally:
         ray.shutdown()
 
 
-def _imported(address: str) -> Any:
-    """Ray, with its settings in the environment before its first import."""
+def imported(address: str = LOCAL) -> Any:
+    """Ray, with its settings in the environment before its first import.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+        ClusterError: the address is one of Ray's client.
+    """
+    if "://" in address:
+        raise ClusterError(
+            f"{address}: Ray's client protocol is not supported. Run the command on a machine of "
+            "the cluster, with its HOST:PORT or auto."
+        )
     for name, value in {**_ALWAYS, **({} if address else _LOOPBACK)}.items():
         os.environ.setdefault(name, value)
     return extras.require("ray")
 
 
-def _connect(ray: Any, address: str, cpus: int | None) -> None:
-    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+def connect(address: str = LOCAL, local: Local = Local(), **more: Any) -> Any:  # noqa: B008
+    """Start Ray here, or join a cluster; gives the module `ray`.
+
+    Args:
+        more: further options of `ray.init`.
+
+    Raises:
+        MissingDependencyError, ClusterError: see `ray_session`.
+    """
+    ray = imported(address)
+    options: dict[str, Any] = {"log_to_driver": False, **more}
     if address:
         options |= {"address": address}
     else:
         _check_loopback()
-        options |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
-        options |= {"object_store_memory": _STORE}
+        options |= {"address": "local", "num_cpus": local.cpus, "num_gpus": local.gpus}
+        options |= {"include_dashboard": False, "object_store_memory": local.store}
     try:
         ray.init(**options)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -79,6 +113,7 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
             f"{what} ({type(error).__name__}: {str(error).strip() or 'no reason given'}). "
             + _advice(address)
         ) from error
+    return ray
 
 
 def _check_loopback() -> None:
