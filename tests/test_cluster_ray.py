@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.cluster.faults import FAULTS
 from benchmarks.cluster.setting import Setting, audit, running
-from eventful.cluster.ports import children, listening
+from eventful.remote.ports import children, listening
 
 pytestmark = pytest.mark.slow
 ray = pytest.importorskip("ray")
@@ -71,7 +71,7 @@ def test_a_port_that_others_can_reach_ends_the_run(tmp_path, monkeypatch):
     setting = Setting(tmp_path, cameras=1, frames=25)
     with running(setting) as run:
         assert run.process.wait(60) == 2
-    assert "which other machines can reach" in (tmp_path / "log.txt").read_text()
+    assert "bind it to loopback" in (tmp_path / "log.txt").read_text()
 
 
 def test_a_model_that_is_none_ends_the_run_and_says_so(tmp_path):

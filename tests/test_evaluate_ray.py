@@ -35,6 +35,8 @@ from eventful.paper.evaluate import ray_workers
 from eventful.paper.evaluate.ray_workers import Actor, Place, RayWorkers
 from eventful.paper.evaluate.runs import RunStore, VideoResult
 from eventful.paper.evaluate.workers import Item, Workers
+from eventful.remote import session
+from eventful.remote.ports import Listening
 from eventful.remote.session import ray_session
 
 
@@ -358,3 +360,26 @@ def test_an_address_that_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     fake.ENABLE_RAY_CLUSTER = True
     with pytest.raises(ClusterError, match="before importing"), ray_session():
         pass
+
+
+def test_a_port_that_others_can_reach_stops_ray(monkeypatch):
+    class Stopped:
+        calls = 0
+
+        def shutdown(self) -> None:
+            self.calls += 1
+
+    ray, ports = Stopped(), [Listening("127.0.0.1", 1, 7), Listening("::1", 2, 7)]
+    monkeypatch.setattr(session, "children", lambda _: {7})
+    monkeypatch.setattr(session, "listening", lambda: ports)
+    session._check_ports(ray)
+    ports.append(Listening("0.0.0.0", 3, 8))  # another program's
+    session._check_ports(ray)
+    assert ray.calls == 0
+    ports.append(Listening("0.0.0.0", 4, 7))
+    with pytest.raises(ClusterError, match=r"0\.0\.0\.0:4, which other machines can reach"):
+        session._check_ports(ray)
+    assert ray.calls == 1
+    monkeypatch.setenv("EVENTFUL_RAY_PORTS", "open")
+    session._check_ports(ray)
+    assert ray.calls == 1

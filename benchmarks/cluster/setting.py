@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from eventful.cluster.ports import children
 from eventful.pipeline.results import LINES
+from eventful.remote.ports import children
 from eventful.video.sink import VideoSink
 
 MODEL = "timm:test_vit"  # six small blocks, 24 tokens, random weights: processes are what is tried

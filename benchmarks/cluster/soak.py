@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.cluster.setting import Setting, audit, end_process, running
 from eventful.cluster.accounts import Entry, Part
-from eventful.cluster.ports import children
 from eventful.cluster.registry import Registry
+from eventful.remote.ports import children
 
 Found = dict[str, Any]
 

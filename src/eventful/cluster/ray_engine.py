@@ -11,18 +11,17 @@ from contextlib import suppress
 from typing import Any
 
 from eventful.cluster.links import LinkDead, LinkDown, LinkFault, LinkLate
-from eventful.cluster.ports import children, listening
 from eventful.cluster.reader import Reader
 from eventful.cluster.registry import Registry
 from eventful.cluster.sources import ClusterSpec
 from eventful.cluster.worker import Worker
-from eventful.errors import EventfulError, RunError
+from eventful.errors import EventfulError
+from eventful.remote.ports import children
 from eventful.remote.session import LOCAL, Local, connect
 from eventful.surgery.libraries import load
 
 _KINDS = {"registry": Registry, "reader": Reader, "worker": Worker}
 _KNOWN = 3.0  # seconds for which a process is found without asking Ray
-_LOOPBACK = ("127.", "::1")
 
 
 class RayReply:
@@ -107,7 +106,7 @@ class RayEngine:
             listens on the loopback interface alone and ends with this process.
 
     Raises:
-        RunError: Something of the local cluster can be reached from other machines.
+        ClusterError: Ray does not start, or can be reached from other machines.
     """
 
     def __init__(self, spec: ClusterSpec, space: str, address: str | None = None) -> None:
@@ -116,8 +115,6 @@ class RayEngine:
         quiet = {"logging_level": logging.ERROR, "namespace": space}
         cpus, gpus = (math.ceil(spec.workers * each) for each in (spec.cpus, spec.gpus))
         ray = connect(address or LOCAL, Local(cpus + 1, gpus or None, spec.object_store), **quiet)
-        if address is None:
-            self._check_ports()
         self._node = ray.get_runtime_context().get_node_id()
 
     def find(self, name: str) -> RayLink:
@@ -155,23 +152,6 @@ class RayEngine:
     def stop(self) -> None:
         """See `links.Engine`."""
         load("ray").shutdown()
-
-    def _check_ports(self) -> None:
-        """Nothing that was started here may be reached from other machines."""
-        mine = children(os.getpid())
-        open_ones = [
-            each
-            for each in listening()
-            if each.pid in mine | {os.getpid()} and not each.host.startswith(_LOOPBACK)
-        ]
-        if open_ones and os.environ.get("EVENTFUL_RAY_PORTS") != "open":
-            load("ray").shutdown()
-            shown = ", ".join(f"{each.host}:{each.port}" for each in open_ones)
-            raise RunError(
-                f"Ray listens on {shown}, which other machines can reach, and whoever reaches it "
-                "can run code here (docs/cluster.md, security). Use a newer Ray, or set "
-                "EVENTFUL_RAY_PORTS=open on a network that you trust."
-            )
 
 
 def _last_line(text: str) -> str:

@@ -16,7 +16,9 @@ from typing import Any
 
 from eventful import extras
 from eventful.errors import ClusterError
+from eventful.remote.ports import children, listening
 
+_OWN = ("127.", "::1")
 LOCAL = ""  # the address that starts Ray on this machine
 _STORE = 256 * 2**20  # bytes of the object store; results and settings are small
 _ALWAYS = {"RAY_USAGE_STATS_ENABLED": "0"}
@@ -113,14 +115,34 @@ def connect(address: str = LOCAL, local: Local = Local(), **more: Any) -> Any:  
             f"{what} ({type(error).__name__}: {str(error).strip() or 'no reason given'}). "
             + _advice(address)
         ) from error
+    if not address:
+        _check_ports(ray)
     return ray
 
 
 def _check_loopback() -> None:
-    if extras.require("ray._private.ray_constants").ENABLE_RAY_CLUSTER:
+    opened = os.environ.get("EVENTFUL_RAY_PORTS") == "open"
+    if extras.require("ray._private.ray_constants").ENABLE_RAY_CLUSTER and not opened:
         raise ClusterError(
             "Ray was imported before eventful could bind it to loopback. Start it yourself with "
             "ray.init(), or set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 before importing it."
+        )
+
+
+def _check_ports(ray: Any) -> None:
+    """Stop what was started here if it can be reached from other machines."""
+    mine = children(os.getpid())
+    reached = [
+        f"{each.host}:{each.port}"
+        for each in listening()
+        if each.pid in mine and not each.host.startswith(_OWN)
+    ]
+    if reached and os.environ.get("EVENTFUL_RAY_PORTS") != "open":
+        ray.shutdown()
+        raise ClusterError(
+            f"Ray listens on {', '.join(reached)}, which other machines can reach, and whoever "
+            "reaches it can run code here (docs/cluster.md, security). Use a newer Ray, or set "
+            "EVENTFUL_RAY_PORTS=open on a network that you trust."
         )
 
 
