@@ -36,7 +36,7 @@ def test_what_listens_is_seen():
 
 def test_a_short_run_listens_on_loopback_alone_and_tells_no_password(tmp_path):
     port = _free_port()
-    setting = Setting(tmp_path, cameras=2, frames=400)
+    setting = Setting(tmp_path, cameras=2, frames=400, stream={"loop": True})
     with setting.plan.open("a") as file:
         address = f"http://admin:{SECRET}@127.0.0.1:9/x.mp4"
         file.write(f'\n[[stream]]\nname = "gate"\nsource = "{address}"\nmode = "latest"\n')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -20,7 +19,7 @@ Found = dict[str, Any]
 
 def workers(folder: Path, *, frames: int = 2000, kills: int = 10) -> Found:
     """Kill -9 of a worker in the middle of the work, again and again."""
-    setting = Setting(folder, frames=frames)
+    setting = Setting(folder, frames=frames, rate=6.0)  # long enough for all of them
     random.seed(3)
     recoveries: list[Found] = []
     with running(setting) as run:
@@ -76,7 +75,7 @@ def driver(folder: Path, *, frames: int = 1000, kills: int = 3) -> Found:
             run.running(25 * (number + 1))
             run.kill()
         moment = time.monotonic()
-        while any(_exists(pid) for pid in run.left) and time.monotonic() < moment + 20:
+        while any(_exists(pid) for pid in run.left) and time.monotonic() < moment + 60:
             time.sleep(0.05)
         left.append(sum(_exists(pid) for pid in run.left))
         options = ("--resume",)
@@ -256,13 +255,9 @@ def _knows(found: Found, name: str) -> bool:
 
 
 def _exists(pid: int) -> bool:
+    """Whether a process has not ended; one that is ending has no command line any more."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except OSError:
         return False
 

@@ -88,13 +88,8 @@ class RayLinks:
                 handle = load("ray").get_actor(name, namespace=self.space)
             except ValueError as error:
                 raise LinkDown(f"{name} is not there") from error
-            link = self.learn(name, handle)
-        return link
-
-    def learn(self, name: str, handle: Any) -> RayLink:
-        """Remember a process for a while: one that was revived is another one."""
-        link = RayLink(handle)
-        self._known[name] = time.monotonic(), link
+            link = RayLink(handle)
+            self._known[name] = now, link  # for a while: one that was revived is another one
         return link
 
 
@@ -111,6 +106,7 @@ class RayEngine:
 
     def __init__(self, spec: ClusterSpec, space: str, address: str | None = None) -> None:
         self._spec, self.links = spec, RayLinks(space)
+        self._own: dict[str, RayLink] = {}
         self._recipes: dict[str, tuple[str, tuple[Any, ...]]] = {}
         quiet = {"logging_level": logging.ERROR, "namespace": space}
         cpus, gpus = (math.ceil(spec.workers * each) for each in (spec.cpus, spec.gpus))
@@ -119,7 +115,7 @@ class RayEngine:
 
     def find(self, name: str) -> RayLink:
         """See `links.Links`."""
-        return self.links.find(name)
+        return self._own[name]
 
     def start(self, kind: str, name: str, *args: Any, **place: Any) -> RayLink:
         """See `links.Engine`; the registry stays on this machine, where its folder is."""
@@ -135,7 +131,9 @@ class RayEngine:
             name=name, namespace=self.links.space, max_restarts=-1, max_task_retries=0, **options
         )
         self._recipes[name] = kind, args
-        return self.links.learn(name, made.remote(*args))
+        # The first handle is kept: Ray ends an actor whose handle is gone.
+        self._own[name] = RayLink(made.remote(*args))
+        return self._own[name]
 
     def revive(self, name: str) -> None:
         """See `links.Engine`; one that Ray still knows is on its way by itself."""
