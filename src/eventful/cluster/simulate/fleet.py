@@ -62,7 +62,7 @@ class Fleet:
     registry_days: float = 1.0
     registry_back: float = 5.0
     notice: float = 2.0
-    look: float = 2.0
+    look: float = 5.0
     full: float = 0.9
     target: float = 0.75
     read: float = 20.0
@@ -112,7 +112,8 @@ ASSUMPTIONS = (
     "A step takes fixed + per_stream * frames + per_token * tokens, fitted to measurements. Its "
     "time does not vary otherwise; other work on the GPU is not modelled.",
     "Streams are placed and moved by the code that a real cluster uses, which knows the expected "
-    "cost of each. Workers take the streams of a dead one also where frames are dropped then, up to a limit.",
+    "cost of each. Workers take the streams of a dead one also where frames are dropped then, up "
+    "to a limit.",
     "A stream that begins at a worker, that comes back or that has a scene cut computes all of "
     "its tokens in one frame. Snapshots are not used.",
     "Cameras are independent of each other apart from busy hours. A machine's death takes all of "
