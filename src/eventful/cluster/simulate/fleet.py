@@ -62,7 +62,7 @@ class Fleet:
     registry_days: float = 1.0
     registry_back: float = 5.0
     notice: float = 2.0
-    look: float = 2.0
+    look: float = 5.0
     full: float = 0.9
     target: float = 0.75
     read: float = 20.0

@@ -94,6 +94,8 @@ class _Cluster:
         self.now = 0
         self.calendar = Calendar(fleet, self.random)
         self.made = Outcome.empty(fleet, costs, seed)
+        self.last_state: tuple[bytes, ...] = ()
+        self.changed = 0.0  # second in which it was another
         self.waiting: set[int] = set()  # dead workers whose streams found no room elsewhere
         self._place(range(cameras))
 
@@ -327,12 +329,20 @@ class _Cluster:
         for worker in sorted(self.waiting):
             self._hand_over(worker)
         self._measure()
-        if not self._can_move():
-            return  # what follows would say the same, at a thousand times the cost
         now = self.now / self.fleet.fps
+        if self._settled(now) or not self._can_move():
+            return  # what follows would say the same, at a thousand times the cost
         while move := self.placement.next_move(self._running(), now):
             self._move(move)
             self.made.moves += 1
+
+    def _settled(self, now: float) -> bool:
+        """Whether nothing that placement looks at has changed for longer than it waits."""
+        state = (self.worker.tobytes(), self.alive.tobytes(), self.expected_share().tobytes())
+        if state != self.last_state:
+            self.last_state, self.changed = state, now
+        limits = self.placement.limits
+        return now - self.changed > limits.patience + limits.cooldown + self.fleet.look
 
     def _can_move(self) -> bool:
         """Whether a move can be due: somebody is full, and somebody else could take a stream."""
