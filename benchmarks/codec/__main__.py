@@ -3,7 +3,8 @@
     python -m benchmarks.codec --out benchmarks/results/codec/cpu.json
 
 takes the four videos and the ViT-S/14 of EVENTFUL_ASSETS (or ../shared/assets), as they are and
-encoded again, and writes a row after each. Nothing else should run meanwhile.
+encoded again, and writes a row after each. Nothing else should run meanwhile. --table writes the
+tables of docs/decisions/0012-unchanged-blocks.md from all that is stored.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import av
 import torch
 
 import eventful
+from benchmarks.codec import page
 from benchmarks.codec.blocks import ENCODINGS, PATCH, describe, encode
 from benchmarks.codec.gain import Clip, gain_of
 from benchmarks.codec.parts import parts_of
@@ -35,11 +37,20 @@ TIMED = (ORIGINAL, "H.264, crf 28", "H.264, crf 35")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", action="store_true", help="write the page from what is stored")
     parser.add_argument("--sides", type=int, nargs="+", default=[448], help="longer side, pixels")
     parser.add_argument("--frames", type=int, default=64)
     parser.add_argument("--timed", nargs="*", default=list(TIMED), help="encodings to time")
     given = parser.parse_args()
+    if given.out is not None:
+        measure(given)
+    if given.table:
+        page.write()
+
+
+def measure(given: argparse.Namespace) -> None:
+    """Measure every clip, and write to `out` after each."""
     where = {**origin("cpu"), "av": av.__version__}
     backbone = load_backbone(MODEL, assets() / WEIGHTS)
     rows: list[dict[str, Any]] = []
