@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -40,11 +41,23 @@ _PARTS: tuple[tuple[str, Any, str], ...] = (
 
 
 class Clock:
-    """Milliseconds of parts, each without the parts inside it."""
+    """Milliseconds of the parts of each frame, each without the parts inside it."""
 
     def __init__(self) -> None:
         self.ms: dict[str, float] = defaultdict(float)
         self._inside = [0.0]
+        self._frames: list[dict[str, float]] = []
+
+    def frame(self) -> None:
+        """A frame ends."""
+        self._frames.append(dict(self.ms))
+        self.ms.clear()
+
+    def medians(self) -> dict[str, float]:
+        """Each part's median over all frames but the first ones."""
+        steady = self._frames[WARM:]
+        names = {name: None for frame in steady for name in frame}
+        return {name: median(frame.get(name, 0.0) for frame in steady) for name in names}
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -71,7 +84,10 @@ class Clock:
 def parts_of(
     path: Path, model: nn.Module, size: tuple[int, int], frames: int
 ) -> dict[str, float | int]:
-    """Milliseconds of each part of a frame, means over frames after the first ones."""
+    """Milliseconds of each part of a frame, medians over frames after the first ones.
+
+    A median leaves out the dense steps and what other processes took.
+    """
     reading = _reading(path, size, frames)
     clock, stream = Clock(), eventful.Stream(model)
     updated: list[float] = []
@@ -82,16 +98,15 @@ def parts_of(
             stack.enter_context(patch.object(owner, attribute, timed))
         given = [frame.clone() for frame in islice(reader, frames)]
         for frame in given:
-            if len(updated) == WARM:
-                clock.ms.clear()
             with clock.part("the rest of a step"):
                 stream(frame)
+            clock.frame()
             assert stream.last is not None
             updated.append(stream.last.fraction)
             fell_back += stream.last.fallback
     stream.close()
     count = len(updated) - WARM
-    parts = {**reading, **{name: ms / count for name, ms in clock.ms.items()}}
+    parts = {**reading, **clock.medians()}
     return {
         **parts,
         "total": sum(parts.values()),
@@ -106,8 +121,8 @@ def _reading(path: Path, size: tuple[int, int], frames: int) -> dict[str, float]
 
     clock, fitting = Clock(), Fitting(size, "stretch", 1, choose_normalization(None))
     decoder = AvDecoder(find_source(path), timeout=10.0, motion=False, live=True)
-    pictures, count = decoder.pictures(), 0
-    while count < frames:
+    pictures = decoder.pictures()
+    for _ in range(frames):
         with clock.part("decoding"):
             picture = next(pictures, None)
         if picture is None:
@@ -117,8 +132,6 @@ def _reading(path: Path, size: tuple[int, int], frames: int) -> dict[str, float]
             planes = picture.draw(*layout.scaled)
         with clock.part("normalising"):
             fitting.pixels(layout, planes)
-        count += 1
-        if count == WARM:
-            clock.ms.clear()
+        clock.frame()
     decoder.close()
-    return {name: ms / (count - WARM) for name, ms in clock.ms.items()}
+    return clock.medians()
