@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="write the page from what is stored")
     parser.add_argument("--sides", type=int, nargs="+", default=[448], help="longer side, pixels")
     parser.add_argument("--frames", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--timed", nargs="*", default=list(TIMED), help="encodings to time")
     given = parser.parse_args()
     if given.out is not None:
@@ -67,7 +68,7 @@ def measure(given: argparse.Namespace) -> None:
                     model, _ = backbone.at(size, "x".join(map(str, size)), "cpu", torch.float32)
                     converted = eventful.convert(model)
                     row["parts"] = parts_of(path, converted, size, given.frames)
-                    row["gain"] = gain_of(Clip(path, size, given.frames), converted)
+                    row["gain"] = gain_of(Clip(path, size, given.frames), converted, given.rounds)
                 rows.append(row)
                 files.write_json(given.out, {**where, "model": MODEL, "rows": rows}, indent=1)
 
