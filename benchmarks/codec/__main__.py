@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,11 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="write the page from what is stored")
     parser.add_argument("--sides", type=int, nargs="+", default=[448], help="longer side, pixels")
     parser.add_argument("--frames", type=int, default=64)
+    parser.add_argument(
+        "--processor",
+        action="store_true",
+        help="one thread, and its processor time: other processes do not lengthen it",
+    )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--timed", nargs="*", default=list(TIMED), help="encodings to time")
     given = parser.parse_args()
@@ -52,7 +58,11 @@ def main() -> None:
 
 def measure(given: argparse.Namespace) -> None:
     """Measure every clip, and write to `out` after each."""
-    where = {**origin("cpu"), "av": av.__version__}
+    now = time.perf_counter
+    if given.processor:
+        torch.set_num_threads(1)
+        now = time.process_time
+    where = {**origin("cpu"), "av": av.__version__, "clock": now.__name__}
     backbone = load_backbone(MODEL, assets() / WEIGHTS)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -67,8 +77,10 @@ def measure(given: argparse.Namespace) -> None:
                 if encoding in given.timed:
                     model, _ = backbone.at(size, "x".join(map(str, size)), "cpu", torch.float32)
                     converted = eventful.convert(model)
-                    row["parts"] = parts_of(path, converted, size, given.frames)
-                    row["gain"] = gain_of(Clip(path, size, given.frames), converted, given.rounds)
+                    row["parts"] = parts_of(path, converted, size, given.frames, now)
+                    row["gain"] = gain_of(
+                        Clip(path, size, given.frames), converted, given.rounds, now
+                    )
                 rows.append(row)
                 files.write_json(given.out, {**where, "model": MODEL, "rows": rows}, indent=1)
 

@@ -15,7 +15,6 @@ part of the package:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from torch.nn import functional as F
 
 import eventful
 from benchmarks.codec.blocks import PATCH
+from benchmarks.codec.parts import Now
 from eventful import ops
 from eventful.bench.timing import in_turn
 from eventful.rules import block
@@ -176,6 +176,7 @@ class Run:
 
     frames: Iterator[Tensor]
     stream: eventful.Stream
+    now: Now
     prior: Prior | None = None
     ms: list[float] = field(default_factory=list)
     updated: list[float] = field(default_factory=list)
@@ -185,27 +186,27 @@ class Run:
     def step(self) -> Tensor:
         """One frame, from the file to the features."""
         with nullcontext() if self.prior is None else self.prior.installed():
-            began = time.perf_counter()
+            began = self.now()
             output: Tensor = self.stream(next(self.frames))
-            self.ms.append((time.perf_counter() - began) * 1000)
+            self.ms.append((self.now() - began) * 1000)
         assert self.stream.last is not None
         self.updated.append(self.stream.last.fraction)
         self.dense += self.stream.last.fallback
         return output
 
 
-def _runs(clip: Clip, model: nn.Module) -> dict[str, Run]:
+def _runs(clip: Clip, model: nn.Module, now: Now) -> dict[str, Run]:
     runs = {}
     for name in CONTENDERS:
         prior = None
         if name not in (PRODUCT, AGAIN):
             prior = Prior(None if name == COMPARED else clip.masks, errors=name == KEPT)
         frames = clip.decoded() if name == UNSCALED else clip.frames()
-        runs[name] = Run(frames, eventful.Stream(model), prior)
+        runs[name] = Run(frames, eventful.Stream(model), now, prior)
     return runs
 
 
-def gain_of(clip: Clip, model: nn.Module, rounds: int) -> dict[str, Any]:
+def gain_of(clip: Clip, model: nn.Module, rounds: int, now: Now) -> dict[str, Any]:
     """Times as shares of the product's, and what the contenders changed.
 
     Of the rounds, the shortest time of each frame counts: other processes only lengthen it.
@@ -215,7 +216,7 @@ def gain_of(clip: Clip, model: nn.Module, rounds: int) -> dict[str, Any]:
         of the ratios of single frames, and `furthest`, the largest difference of an output from
         the product's as a share of the largest output.
     """
-    done = [_round(clip, model, turn) for turn in range(rounds)]
+    done = [_round(clip, model, turn, now) for turn in range(rounds)]
     ms = {
         name: [min(times) for times in zip(*(runs[name].ms for runs in done), strict=True)][WARM:]
         for name in CONTENDERS
@@ -242,9 +243,9 @@ def gain_of(clip: Clip, model: nn.Module, rounds: int) -> dict[str, Any]:
     }
 
 
-def _round(clip: Clip, model: nn.Module, turn: int) -> dict[str, Run]:
+def _round(clip: Clip, model: nn.Module, turn: int, now: Now) -> dict[str, Run]:
     """Every contender on every frame, in turn."""
-    runs = _runs(clip, model)
+    runs = _runs(clip, model, now)
     for number in range(len(clip.given)):
         made = {name: runs[name].step() for name in in_turn(CONTENDERS, number + turn)}
         expected = made[PRODUCT]

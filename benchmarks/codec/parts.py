@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +21,7 @@ from eventful.video.fitting import Fitting
 from eventful.video.normalization import choose_normalization
 from eventful.video.pyav import AvDecoder
 
+Now = Callable[[], float]
 WARM = 4
 # What is timed under which name. A part that is inside another one is taken out of it.
 _PARTS: tuple[tuple[str, Any, str], ...] = (
@@ -41,9 +41,14 @@ _PARTS: tuple[tuple[str, Any, str], ...] = (
 
 
 class Clock:
-    """Milliseconds of the parts of each frame, each without the parts inside it."""
+    """Milliseconds of the parts of each frame, each without the parts inside it.
 
-    def __init__(self) -> None:
+    Args:
+        now: seconds, of the wall or of the processor.
+    """
+
+    def __init__(self, now: Now) -> None:
+        self._now = now
         self.ms: dict[str, float] = defaultdict(float)
         self._inside = [0.0]
         self._frames: list[dict[str, float]] = []
@@ -62,12 +67,12 @@ class Clock:
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Time a part."""
-        began = time.perf_counter()
+        began = self._now()
         self._inside.append(0.0)
         try:
             yield
         finally:
-            took = (time.perf_counter() - began) * 1000
+            took = (self._now() - began) * 1000
             self.ms[name] += took - self._inside.pop()
             self._inside[-1] += took
 
@@ -82,14 +87,14 @@ class Clock:
 
 
 def parts_of(
-    path: Path, model: nn.Module, size: tuple[int, int], frames: int
+    path: Path, model: nn.Module, size: tuple[int, int], frames: int, now: Now
 ) -> dict[str, float | int]:
     """Milliseconds of each part of a frame, medians over frames after the first ones.
 
     A median leaves out the dense steps and what other processes took.
     """
-    reading = _reading(path, size, frames)
-    clock, stream = Clock(), eventful.Stream(model)
+    reading = _reading(path, size, frames, now)
+    clock, stream = Clock(now), eventful.Stream(model)
     updated: list[float] = []
     fell_back = 0
     with ExitStack() as stack, eventful.read(path, size, fit="stretch") as reader:
@@ -115,11 +120,11 @@ def parts_of(
     }
 
 
-def _reading(path: Path, size: tuple[int, int], frames: int) -> dict[str, float]:
+def _reading(path: Path, size: tuple[int, int], frames: int, now: Now) -> dict[str, float]:
     """Milliseconds of decoding, scaling and normalising a frame, one after another, no thread."""
     from eventful.video.address import find_source
 
-    clock, fitting = Clock(), Fitting(size, "stretch", 1, choose_normalization(None))
+    clock, fitting = Clock(now), Fitting(size, "stretch", 1, choose_normalization(None))
     decoder = AvDecoder(find_source(path), timeout=10.0, motion=False, live=True)
     pictures = decoder.pictures()
     for _ in range(frames):
