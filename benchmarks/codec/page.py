@@ -32,11 +32,18 @@ def write() -> None:
 
 def tables(runs: Sequence[dict[str, Any]]) -> dict[str, str]:
     """The tables by the name of their place in the page."""
+    parts = next(run for run in runs if _of_processor(run))
+    origins = [f"*{_origin(run)}*" for run in runs]
     return {
-        "equal": "\n".join(_equal(runs[0]["rows"])),
-        "parts": "\n".join(_parts(runs)),
-        "gain": "\n".join([*_gain(runs), "", _origin(runs)]),
+        "equal": "\n".join(_equal(parts["rows"])),
+        "parts": "\n".join(_parts(parts["rows"])),
+        "gain": "\n".join([*_gain(runs), "", *"\n\n".join(origins).split("\n")]),
     }
+
+
+def _of_processor(run: dict[str, Any]) -> bool:
+    """Whether times are those of the processor, on one thread."""
+    return bool(run.get("clock") == "process_time")
 
 
 def _equal(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -65,12 +72,11 @@ def _equal(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def _parts(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _parts(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Milliseconds of a frame and shares of it, on the clips as they are."""
-    found = [row for run in runs for row in run["rows"] if "parts" in row and _is_plain(row)]
-    names = [f"{row['clip']}, {row['size'][0]} x {row['size'][1]}" for row in found]
-    yield f"| part | {' | '.join(names)} |"
-    yield f"|---|{'--:|' * len(names)}"
+    found = [row for row in rows if "parts" in row and _is_plain(row)]
+    yield f"| part | {' | '.join(row['clip'] for row in found)} |"
+    yield f"|---|{'--:|' * len(found)}"
     for part in _SHOWN:
         cells = []
         for row in found:
@@ -78,26 +84,28 @@ def _parts(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
             cells.append(f"{ms:.2f} ms, {ms / row['parts']['total']:.1%}")
         yield f"| {part} | {' | '.join(cells)} |"
     yield f"| all | {' | '.join(format(row['parts']['total'], '.1f') + ' ms' for row in found)} |"
-    shares = [f"{row['parts']['updated']:.1%}" for row in found]
-    yield f"| tokens updated | {' | '.join(shares)} |"
 
 
 def _gain(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Times of the contenders as shares of the product's."""
+    """Times of the contenders as shares of the product's: of sums, or medians over frames."""
     names = [name for name in CONTENDERS if name != PRODUCT]
     heads = " | ".join(f"`{name}`" for name in names)
-    yield f"| clip | size | tokens equal | a frame | {heads} |"
-    yield f"|---|---|--:|--:|{'--:|' * len(names)}"
-    for row in (row for run in runs for row in run["rows"] if "gain" in row):
-        gain = row["gain"]
-        cells = [
-            row["clip"] if _is_plain(row) else f"{row['clip']}, {row['encoding']}",
-            f"{row['size'][0]} x {row['size'][1]}",
-            _share(gain["unchanged"]),
-            f"{gain['ms']:.1f} ms",
-            *(f"{gain['contenders'][name]['middle']:.3f}" for name in names),
-        ]
-        yield f"| {' | '.join(cells)} |"
+    yield f"| time | clip | tokens equal | {heads} |"
+    yield f"|---|---|--:|{'--:|' * len(names)}"
+    for run in runs:
+        shown, value = ("wall, median", "middle")
+        if _of_processor(run):
+            shown, value = ("processor, sum", "ratio")
+        for row in (row for row in run["rows"] if "gain" in row):
+            gain = row["gain"]
+            cells = [
+                shown,
+                row["clip"] if _is_plain(row) else f"{row['clip']}, {row['encoding']}",
+                _share(gain["unchanged"]),
+                *(f"{gain['contenders'][name][value]:.3f}" for name in names),
+            ]
+            shown = ""
+            yield f"| {' | '.join(cells)} |"
 
 
 def _is_plain(row: dict[str, Any]) -> bool:
@@ -108,10 +116,11 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
 
 
-def _origin(runs: Sequence[dict[str, Any]]) -> str:
-    first = runs[0]
+def _origin(run: dict[str, Any]) -> str:
+    first = next(row for row in run["rows"] if "gain" in row)
+    time = "processor time" if _of_processor(run) else "wall"
     return (
-        f"*{first['device_name']}, {first['threads']} threads, torch {first['torch']}, PyAV "
-        f"{first['av']}, {first['model']}, fp32, commit "
-        f"{', '.join(sorted({run['commit'] for run in runs}))}*"
+        f"{time}: {run['device_name']}, threads: {run['threads']}, torch {run['torch']}, PyAV "
+        f"{run['av']}, {run['model']}, {first['size'][0]} x {first['size'][1]} pixels, fp32, "
+        f"commit {run['commit']}"
     )
