@@ -27,6 +27,7 @@ _MODULES = {
     "reference": "eventful.ops.reference",
     "eager": "eventful.ops.eager",
     "triton": "eventful.ops.triton",
+    "portable": "eventful.ops.portable",
 }
 BACKENDS = tuple(_MODULES)
 _ORDER = {"cuda": ("triton", "eager")}  # any other device: eager alone

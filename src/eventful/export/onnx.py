@@ -1,0 +1,144 @@
+"""ONNX graphs of a step, with one file of weights for all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eventful.errors import UnsupportedError
+from eventful.surgery.libraries import load
+
+OPSET = 20
+_LEAST = 1024  # bytes; smaller constants stay in the graph, where optimizers read them
+
+
+def convert(
+    program: Any, args: Sequence[Tensor], inputs: Sequence[str], outputs: Sequence[str]
+) -> Any:
+    """An ONNX model of a traced step."""
+    load("onnxscript")
+    try:
+        with _quiet():
+            made = torch.onnx.export(
+                program,
+                tuple(args),
+                input_names=list(inputs),
+                output_names=list(outputs),
+                opset_version=OPSET,
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+                custom_translation_table=_translations(),
+            )
+    except Exception as error:  # the exporter has many errors, with pages of text
+        line = str(error.__cause__ or error).strip().splitlines()[-1][:300]
+        raise UnsupportedError(
+            f"torch.onnx cannot express this step ({type(error).__name__}: {line}). `--to aoti` "
+            "compiles whatever torch.export traces."
+        ) from error
+    assert made is not None
+    return made.model_proto
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter prints of its progress."""
+    import warnings
+
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [one.level for one in loggers]
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        for one in loggers:
+            one.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for one, level in zip(loggers, levels, strict=True):
+                one.setLevel(level)
+
+
+def _translations() -> dict[Any, Any]:
+    """Operations that torch.onnx does not know, or spells in a slow way."""
+    op: Any = load("onnxscript").opset20
+    aten: Any = torch.ops.aten
+
+    def sort(x: Any, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
+        """Of equal numbers ONNX's TopK puts the one with the lower index first: stable."""
+        count = op.Gather(op.Shape(x), op.Constant(value_ints=[dim]))
+        return op.TopK(x, count, axis=dim, largest=int(descending), sorted=1)
+
+    def median(x: Any, dim: int, keepdim: bool = False) -> Any:
+        """Of an even number of values the lower one of the middle two, as in torch."""
+        axis, one = op.Constant(value_ints=[dim]), op.Constant(value_ints=[1])
+        half = op.Div(op.Add(op.Gather(op.Shape(x), axis), one), op.Constant(value_ints=[2]))
+        values, places = op.TopK(x, half, axis=dim, largest=0, sorted=1)
+        last = op.Sub(half, one)
+        found = [op.Gather(part, last, axis=dim) for part in (values, places)]
+        return tuple(found) if keepdim else tuple(op.Squeeze(part, axis) for part in found)
+
+    def hypot(x: Any, y: Any) -> Any:
+        return op.Sqrt(op.Add(op.Mul(x, x), op.Mul(y, y)))
+
+    return {
+        aten.sort.stable: sort,
+        aten.median.dim: median,
+        aten.hypot.default: hypot,
+    }
+
+
+class WeightsFile:
+    """One file that holds every large constant of several graphs once.
+
+    Args:
+        path: the file to be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("wb")
+        self._known: dict[str, tuple[int, int]] = {}
+        self.shared = 0  # bytes that graphs share with one before them
+
+    def take(self, model: Any) -> None:
+        """Move the large constants of an ONNX model into the file."""
+        onnx = load("onnx")
+        for tensor in model.graph.initializer:
+            data = tensor.raw_data
+            if len(data) < _LEAST:
+                continue
+            offset, length = self._place(data)
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            del tensor.external_data[:]
+            for key, value in (
+                ("location", self.path.name), ("offset", str(offset)), ("length", str(length)),
+            ):  # fmt: skip
+                entry = tensor.external_data.add()
+                entry.key, entry.value = key, value
+
+    def _place(self, data: bytes) -> tuple[int, int]:
+        key = hashlib.sha256(data).hexdigest()
+        if key in self._known:
+            self.shared += len(data)
+        else:
+            # Runtimes map the file into memory, page by page.
+            self._file.write(b"\0" * (-self._file.tell() % 4096))
+            self._known[key] = (self._file.tell(), len(data))
+            self._file.write(data)
+        return self._known[key]
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
