@@ -133,3 +133,7 @@ class RunError(EventfulError):
 
 class WorkerError(EventfulError):
     """A worker process ended unexpectedly."""
+
+
+class ArtefactError(EventfulError):
+    """A folder of exported graphs that is damaged, was changed, or does not fit what is asked."""

@@ -142,3 +142,47 @@ class WeightsFile:
     def close(self) -> None:
         """Finish the file."""
         self._file.close()
+
+
+class OnnxWriter:
+    """Writes graphs as ONNX files that share one file of weights.
+
+    Args:
+        int8: weights of linear layers in 8 bits, with activations quantised as they come.
+    """
+
+    def __init__(self, folder: Path, *, int8: bool = False) -> None:
+        self.folder, self.int8 = folder, int8
+        self.options: dict[str, Any] = {"int8": int8}
+        self.versions = {name: str(load(name).__version__) for name in ("onnx", "onnxscript")}
+        self._weights = WeightsFile(folder / "weights.bin")
+
+    def __enter__(self) -> OnnxWriter:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._weights.close()
+
+    def add(self, plan: Any) -> str:
+        """Write one graph; returns the name of its file."""
+        onnx = load("onnx")
+        model = convert(plan.program, plan.args, plan.inputs, plan.outputs)
+        if self.int8:
+            model = quantised(model)
+        self._weights.take(model)
+        file = f"{plan.name}.onnx"
+        onnx.save(model, str(self.folder / file))
+        return file
+
+
+def quantised(model: Any) -> Any:
+    """The same model with the weights of its matrix products in 8 bits, one scale per column."""
+    tools = load("onnxruntime.quantization")
+    return tools.quantize_dynamic(
+        model,
+        None,
+        weight_type=tools.QuantType.QInt8,
+        per_channel=True,
+        op_types_to_quantize=["MatMul"],
+        extra_options={"MatMulConstBOnly": True},
+    )
