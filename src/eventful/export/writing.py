@@ -35,7 +35,6 @@ class GraphPlan:
         name: without an ending: `dense`, or `step-128`.
         what: in words, for messages and progress.
         inputs, outputs: names.
-        given: of the outputs how many are not state.
     """
 
     name: str
@@ -48,7 +47,11 @@ class GraphPlan:
     @property
     def program(self) -> Any:
         """Traced."""
-        return traced(self.module, self.args, self.what)
+        return self.traced_as(self.module)
+
+    def traced_as(self, module: nn.Module) -> Any:
+        """Another module with the same arguments, traced."""
+        return traced(module, self.args, self.what)
 
 
 def export(
