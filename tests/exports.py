@@ -1,4 +1,4 @@
-"""What tests of exported steps share: a tiny model, frames in which a little changes, comparisons."""
+"""What tests of exported steps share: a tiny model, changing frames, comparisons."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ def same_choice(ours: set[int], theirs: set[int], score: Tensor) -> bool:
     here, there = sorted(ours - theirs), sorted(theirs - ours)
     if not here:
         return True
-    apart = (score[here].max() - score[there].min()).abs(), (
-        score[there].max() - score[here].min()
-    ).abs()
+    apart = (
+        (score[here].max() - score[there].min()).abs(),
+        (score[there].max() - score[here].min()).abs(),
+    )
     return bool(max(apart) < TIE)
 
 

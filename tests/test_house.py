@@ -35,7 +35,7 @@ FLOORS = (
     {"bench"},
     {"paper", "calibrate"},
     {"pipeline"},
-    {"live"},
+    {"live", "export"},
     {"cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

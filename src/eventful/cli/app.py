@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eventful.cli.evaluate import evaluate
+from eventful.cli.export import export
 from eventful.cli.groups import RunUnlessNamed
 from eventful.cli.live import live
 from eventful.cli.options import (
@@ -69,6 +70,7 @@ def main(
 
 
 app.command()(run)
+app.command()(export)
 app.command()(live)
 app.add_typer(reproduce, name="reproduce")
 data = typer.Typer(

@@ -149,7 +149,14 @@ def read_manifest(folder: str | Path, *, verify: bool = True) -> Manifest:
         ) from None
     try:
         made = _parsed(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, EventfulError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        EventfulError,
+    ) as error:
         if isinstance(error, ArtefactError):
             raise
         raise ArtefactError(f"{folder / NAME} is damaged ({error!r}); export again.") from None

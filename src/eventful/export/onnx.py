@@ -45,7 +45,17 @@ def convert(
             "compiles whatever torch.export traces."
         ) from error
     assert made is not None
-    return made.model_proto
+    return _bare(made.model_proto)
+
+
+def _bare(model: Any) -> Any:
+    """A model without the stack traces and types that the exporter notes at every value."""
+    for part in (model, model.graph, *model.graph.node, *model.graph.initializer):
+        del part.metadata_props[:]
+    for one in (*model.graph.input, *model.graph.output):
+        del one.metadata_props[:]
+    del model.graph.value_info[:]
+    return model
 
 
 @contextlib.contextmanager

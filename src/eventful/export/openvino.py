@@ -80,9 +80,7 @@ def keep_state(model: Any, state: Sequence[StateEntry]) -> None:
     kept: set[str] = set()
     for result in model.get_results():
         kept |= result.input_value(0).get_names()
-    parameters = {
-        name: one for one in model.get_parameters() for name in one.output(0).get_names()
-    }
+    parameters = {name: one for one in model.get_parameters() for name in one.output(0).get_names()}
     results = {name: one for one in model.get_results() for name in one.input_value(0).get_names()}
     # A value that is both the model's output and state stays an output by a result of its own.
     shared = [one for one in model.get_results() if len(_ours(one)) > 1]

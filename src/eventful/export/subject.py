@@ -1,4 +1,4 @@
-"""What can be exported: a converted model of one trunk under a rule that asks nothing of the host."""
+"""What can be exported: a converted model of one trunk, under a rule that never asks the host."""
 
 from __future__ import annotations
 
@@ -170,4 +170,3 @@ def forced_tokens(config: Config, layout: TokenLayout, depth: int) -> int:
     if config.max_age is None:
         return special
     return special + math.ceil(layout.tokens / refresh_period(config.max_age, depth))
-

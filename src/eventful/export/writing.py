@@ -192,11 +192,11 @@ def _plans(pure: PureStep, state: Sequence[StateEntry], widths: Sequence[int]) -
 
 def _free(folder: Path) -> Path:
     """The folder, if it may be written: not there, empty, or of an earlier export."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        if not (folder / manifests.NAME).is_file():
-            raise ArtefactError(
-                f"{folder} is there and was not written by `eventful export`. Name another folder."
-            )
+    used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if used and not (folder / manifests.NAME).is_file():
+        raise ArtefactError(
+            f"{folder} is there and was not written by `eventful export`. Name another folder."
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     return folder
 

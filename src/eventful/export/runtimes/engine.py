@@ -13,7 +13,12 @@ from eventful.export.manifest import Manifest, dtype_of
 from eventful.export.pure import Numbers
 from eventful.memory.state import blank
 
-EXTRA = ("step.report", "step.index", "step.count", "step.score")  # outputs of a step between leaves and state
+EXTRA = (
+    "step.report",
+    "step.index",
+    "step.count",
+    "step.score",
+)  # outputs of a step between leaves and state
 
 
 @dataclass(frozen=True, eq=False)

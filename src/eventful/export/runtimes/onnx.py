@@ -192,4 +192,3 @@ def _ancestors(node: Any, makers: Mapping[str, Any]) -> set[int]:
                 found.add(id(made))
                 open_.append(made)
     return found
-
