@@ -22,7 +22,8 @@ def example_frame(model: nn.Module, size: int | tuple[int, int] | None = None) -
         found = [(trunk, adapter) for _, trunk, adapter in known_trunks(model)]
         if not found:
             raise UnsupportedError(
-                f"No known vision transformer inside {type(model).__name__}; see `eventful inspect`."
+                f"No known vision transformer inside {type(model).__name__}: see what "
+                "`eventful inspect` says of it."
             )
         trunk, adapter = found[0]
         size = adapter.default_size(trunk)

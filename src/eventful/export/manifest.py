@@ -145,7 +145,7 @@ def read_manifest(folder: str | Path, *, verify: bool = True) -> Manifest:
         text = (folder / NAME).read_text(encoding="utf-8")
     except OSError:
         raise ArtefactError(
-            f"{folder} has no {NAME}: name a folder that `eventful export MODEL --out FOLDER` wrote."
+            f"{folder} has no {NAME}: name a folder that `eventful export` wrote."
         ) from None
     try:
         made = _parsed(json.loads(text))

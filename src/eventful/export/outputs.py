@@ -41,8 +41,9 @@ def _part(value: Any, where: str, leaves: list[Tensor]) -> Skeleton:
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_part(held, _joined(where, at), leaves) for at, held in enumerate(value)]}
+    at = f" at {where}" if where else ""
     raise UnsupportedError(
-        f"The model's output holds a {type(value).__name__}{f' at {where}' if where else ''}, which "
+        f"The model's output holds a {type(value).__name__}{at}, which "
         "a graph cannot return. Export a part of the model that returns tensors, or wrap it in a "
         "module that does."
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +24,9 @@ def traced(module: nn.Module, args: Sequence[Tensor], what: str) -> Any:
         what: the step in a few words, for messages.
     """
     try:
-        with warnings.catch_warnings(), torch.no_grad(), ops.use_backend("portable"):
+        with (
+            warnings.catch_warnings(), torch.no_grad(), ops.use_backend("portable"), _no_masks(),
+        ):  # fmt: skip
             warnings.simplefilter("ignore")
             program = torch.export.export(module, tuple(args), strict=False)
             program = program.run_decompositions({})
@@ -36,6 +40,25 @@ def traced(module: nn.Module, args: Sequence[Tensor], what: str) -> Any:
     simplify(program.graph_module.graph)
     program.graph_module.recompile()
     return program
+
+
+@contextmanager
+def _no_masks() -> Iterator[None]:
+    """While a model is exported, transformers passes masks of ones on, and blocks refuse masks.
+
+    It does so because a mask that was given cannot be looked at then. None was given here.
+    """
+    module = sys.modules.get("transformers.masking_utils")
+    name = "is_torchdynamo_exporting"
+    before = getattr(module, name, None)
+    if before is None:
+        yield
+        return
+    setattr(module, name, lambda: False)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
 
 
 def simplify(graph: torch.fx.Graph) -> None:
