@@ -12,7 +12,13 @@ import torch
 
 import eventful
 from eventful import Config, FollowScene, Threshold, TopR
-from eventful.errors import ArtefactError, FrameError, NonFiniteError, SnapshotError
+from eventful.errors import (
+    ArtefactError,
+    FrameError,
+    NonFiniteError,
+    SnapshotError,
+    UnsupportedError,
+)
 from eventful.export import Runtime, export, exportable
 from eventful.export.manifest import NAME
 from exports import TOKENS, assert_steps_agree, changing, selected, tiny_vit
@@ -260,7 +266,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_exported_names_the_nearest_that_can(name, tmp_path) -> None:
     config, message = REFUSED[name]
-    with pytest.raises(eventful.UnsupportedError, match=message):
+    with pytest.raises(UnsupportedError, match=message):
         export(tiny_vit(), torch.rand(1, 3, 64, 64), tmp_path / "x", config=config)
     assert not list(tmp_path.iterdir())
 

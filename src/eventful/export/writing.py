@@ -116,8 +116,8 @@ def _write(
     total = len(widths) + 1
     tick("a first step", 0, total)
     pure = PureStep(subject)
-    state = _entries(pure)
-    plans = _plans(pure, state, widths)
+    state = state_of(pure)
+    plans = plans_of(pure, state, widths)
     files = []
     with writer(folder, state) as target:
         for done, plan in enumerate(plans):
@@ -151,7 +151,9 @@ def _write(
     return manifests.read_manifest(folder, verify=False)
 
 
-def _entries(pure: PureStep) -> tuple[StateEntry, ...]:
+def state_of(pure: PureStep) -> tuple[StateEntry, ...]:
+    """The state as graphs name it."""
+
     def plain(name: str) -> str:
         return name.replace("/", ".")
 
@@ -164,7 +166,7 @@ def _entries(pure: PureStep) -> tuple[StateEntry, ...]:
     )  # fmt: skip
 
 
-def _plans(pure: PureStep, state: Sequence[StateEntry], widths: Sequence[int]) -> list[GraphPlan]:
+def plans_of(pure: PureStep, state: Sequence[StateEntry], widths: Sequence[int]) -> list[GraphPlan]:
     """The graphs to be traced, with arguments as they will be in use."""
     subject = pure.subject
     leaves, example = graph_outputs(pure.skeleton), subject.example
