@@ -13,6 +13,11 @@ import typer
 from eventful.cli.options import MODEL_HELP, Dtype, FrameSize, Json, ModelWeights, grouped
 
 if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+    from eventful.cli.progress import Report
+    from eventful.config import Config
     from eventful.export import Manifest
     from eventful.policies import Policy
 
@@ -94,6 +99,7 @@ def run(what: Exported) -> None:
     from eventful.modelspec.opening import open_named
     from eventful.modelspec.size import parse_size
 
+    _check_dtype(what)
     numbers = _numbers(what.r)
     policy, age = _policy(what, numbers), what.max_age or None
     size = parse_size(what.size)
@@ -105,11 +111,52 @@ def run(what: Exported) -> None:
     model = opened.model.to(getattr(torch, what.dtype.value))
     example = example_frame(model, size)
     with shown(f"export {what.model}", "graphs") as report:
+        if what.to is Target.triton:
+            _to_triton(model, example, config, max(numbers), what, report)
+            return
         made = write(
             model, example, what.out, to=what.to.value, r=numbers, config=config,
             name=what.model, int8=what.int8, tick=report,
         )  # fmt: skip
     _show(made, what)
+
+
+def _check_dtype(what: Exported) -> None:
+    """Raise where a runtime cannot compute in a type."""
+    from eventful.errors import UnsupportedError
+
+    if what.dtype is not Dtype.float32 and what.to is not Target.aoti:
+        raise UnsupportedError(
+            f"--dtype {what.dtype.value} is for --to aoti: onnxruntime has no kernels for it on a "
+            "CPU, and OpenVINO chooses the precision when it loads: Runtime(folder, "
+            "precision='bf16')."
+        )
+
+
+def _to_triton(
+    model: Module, example: Tensor, config: Config, r: int, what: Exported, report: Report
+) -> None:
+    """Write a model repository, and say what is in it."""
+    import re
+
+    from eventful.errors import UnsupportedError
+    from eventful.export.triton import export_triton
+
+    if what.int8 or what.dtype is not Dtype.float32:
+        raise UnsupportedError(
+            "A Triton repository is written in float32. Use --to onnx for --int8, --to aoti for "
+            "bfloat16."
+        )
+    name = re.sub("[^A-Za-z0-9_-]+", "-", what.model).strip("-")
+    made = export_triton(model, example, what.out, r=r, config=config, name=name, tick=report)
+    sizes = {str(path.relative_to(what.out)): path.stat().st_size
+             for path in sorted(made.rglob("*")) if path.is_file()}  # fmt: skip
+    if what.as_json:
+        print(json.dumps({"folder": str(what.out), "to": "triton", "model": name, "bytes": sizes}))
+        return
+    print(f"Triton model {name} in {what.out}, with a step of r = {r}:")
+    for path, size in sizes.items():
+        print(f"  {path} ({size / 1e6:,.1f} MB)")
 
 
 def _numbers(text: str) -> list[int]:

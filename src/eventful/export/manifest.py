@@ -21,6 +21,7 @@ from eventful.memory.snapshot import Identity
 from eventful.policies import Policy, policy_from_dict
 
 NAME = "manifest.json"
+LAYOUT = "layout.txt"
 FORMAT = 1
 TARGETS = ("onnx", "openvino", "aoti")
 
@@ -117,8 +118,27 @@ class Manifest:
         """What snapshots are tied to."""
         return Identity(**self.identity, device=device)
 
+    def layout(self) -> str:
+        """What a program in another language needs, a line for each thing; see docs/export.md."""
+        shape = " ".join(map(str, self.frame["shape"]))
+        params = self.policy.params(self.tokens)  # type: ignore[attr-defined]
+        numbers = (params.level, params.low, params.renewal, float(params.relative))
+        lines = [
+            f"format {FORMAT}", f"frame {self.frame['dtype']} {shape}", f"tokens {self.tokens}",
+            f"forced {self.forced}", f"limits {params.cap} {params.floor}",
+            f"levels {' '.join(map(str, numbers))}", f"outputs {len(self.leaves)}",
+            f"dense {self.dense}", *(f"step {one.width} {one.file}" for one in self.steps),
+        ]  # fmt: skip
+        lines += [
+            f"state {one.input} {one.output} {one.dtype} {int(one.optional)} "
+            + " ".join(map(str, one.shape))
+            for one in self.state
+        ]
+        return "\n".join(lines) + "\n"
+
     def write(self, folder: Path) -> None:
         """Write it into its folder, with the digests of the files that are there."""
+        (folder / LAYOUT).write_text(self.layout(), encoding="utf-8")
         content = asdict(self)
         content["files"] = {
             path.name: files.file_digest(path)

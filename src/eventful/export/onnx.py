@@ -89,23 +89,41 @@ def _translations() -> dict[Any, Any]:
         count = op.Gather(op.Shape(x), op.Constant(value_ints=[dim]))
         return op.TopK(x, count, axis=dim, largest=int(descending), sorted=1)
 
-    def median(x: Any, dim: int, keepdim: bool = False) -> Any:
-        """Of an even number of values the lower one of the middle two, as in torch."""
-        axis, one = op.Constant(value_ints=[dim]), op.Constant(value_ints=[1])
-        half = op.Div(op.Add(op.Gather(op.Shape(x), axis), one), op.Constant(value_ints=[2]))
-        values, places = op.TopK(x, half, axis=dim, largest=0, sorted=1)
-        last = op.Sub(half, one)
-        found = [op.Gather(part, last, axis=dim) for part in (values, places)]
-        return tuple(found) if keepdim else tuple(op.Squeeze(part, axis) for part in found)
-
     def hypot(x: Any, y: Any) -> Any:
         return op.Sqrt(op.Add(op.Mul(x, x), op.Mul(y, y)))
 
-    return {
-        aten.sort.stable: sort,
-        aten.median.dim: median,
-        aten.hypot.default: hypot,
-    }
+    return {aten.sort.stable: sort, aten.hypot.default: hypot, **_detection(op)}
+
+
+def _detection(op: Any) -> dict[Any, Any]:
+    """NMS and RoIAlign, which ONNX has as operators."""
+    import eventful.ops.portable  # noqa: F401 - registers them
+
+    def suppress(boxes: Any, valid: Any, threshold: float) -> Any:
+        shape = op.Shape(valid)
+        count = op.Gather(shape, op.Constant(value_ints=[1]))
+        zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
+        last = op.Squeeze(count)
+        # The first boxes are the best: scores fall, and those of boxes that do not count are 0.
+        ranks = op.Cast(op.Range(last, zero, op.Constant(value_int=-1)), to=1)
+        scores = op.Unsqueeze(op.Mul(op.Cast(valid, to=1), ranks), op.Constant(value_ints=[1]))
+        limits = [op.Constant(value_floats=[value]) for value in (threshold, 0.5)]
+        kept = op.NonMaxSuppression(boxes, scores, count, *limits)
+        places = op.Gather(kept, op.Constant(value_ints=[0, 2]), axis=1)
+        found = op.Expand(one, op.Gather(op.Shape(kept), op.Constant(value_ints=[0])))
+        blank = op.Expand(zero, shape)
+        return op.Cast(op.ScatterND(blank, places, found), to=9)
+
+    def align(features: Any, boxes: Any, output: int, scale: float) -> Any:
+        count = op.Gather(op.Shape(boxes), op.Constant(value_ints=[0]))
+        images = op.Expand(op.Constant(value_int=0), count)
+        return op.RoiAlign(
+            features, boxes, images, coordinate_transformation_mode="half_pixel", mode="avg",
+            output_height=output, output_width=output, sampling_ratio=0, spatial_scale=scale,
+        )  # fmt: skip
+
+    mine: Any = torch.ops.eventful
+    return {mine.suppress.default: suppress, mine.align_level.default: align}
 
 
 class WeightsFile:

@@ -33,6 +33,8 @@ def _part(value: Any, where: str, leaves: list[Tensor]) -> Skeleton:
         return {"leaf": len(leaves) - 1, "name": where or "output"}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
+    if callable(getattr(type(value), "tensors", None)):  # detections of a ViTDet
+        value = value.tensors()
     if dataclasses.is_dataclass(value) and not isinstance(value, type | Mapping):
         value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
     if isinstance(value, Mapping):  # an output of transformers, too

@@ -29,7 +29,7 @@ def traced(module: nn.Module, args: Sequence[Tensor], what: str) -> Any:
         ):  # fmt: skip
             warnings.simplefilter("ignore")
             program = torch.export.export(module, tuple(args), strict=False)
-            program = program.run_decompositions({})
+            program = program.run_decompositions({_aten.median.dim: _median})
     except Exception as error:  # torch.export and the model's own code fail in many ways
         line = str(error).strip().partition("\n")[0]
         raise UnsupportedError(
@@ -40,6 +40,14 @@ def traced(module: nn.Module, args: Sequence[Tensor], what: str) -> Any:
     simplify(program.graph_module.graph)
     program.graph_module.recompile()
     return program
+
+
+def _median(values: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The lower of the middle two, as in torch: exporters know no median, but they do sort."""
+    ordered, places = torch.sort(values, dim=dim, stable=True)
+    at = (values.shape[dim] - 1) // 2
+    found = ordered.narrow(dim, at, 1), places.narrow(dim, at, 1)
+    return found if keepdim else (found[0].squeeze(dim), found[1].squeeze(dim))
 
 
 @contextmanager

@@ -72,3 +72,66 @@ def attend_windows(
     result = reference.attend(queries, keys, values, scale, bias)  # (W, H, S, d)
     rows = result.transpose(1, 2).reshape(windows.count * place, heads * width)
     return rows.index_select(0, at).view(1, count, heads, width).transpose(1, 2)
+
+
+@torch.library.custom_op("eventful::suppress", mutates_args=())
+def _suppress(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
+    """`suppress` as one node of a graph: exporters replace it by the NMS of their format."""
+    return reference.suppress(boxes, valid, threshold).clone()
+
+
+@_suppress.register_fake
+def _(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
+    return torch.empty_like(valid)
+
+
+@torch.library.custom_op("eventful::align_level", mutates_args=())
+def _align_level(features: Tensor, boxes: Tensor, output: int, scale: float) -> Tensor:
+    """RoIAlign (K, C, output, output) of boxes (K, 4) on a map (1, C, h, w) as one node."""
+    images = torch.zeros(len(boxes), dtype=torch.int64, device=boxes.device)
+    return reference.roi_align(features, boxes, images, output, scale).contiguous()
+
+
+@_align_level.register_fake
+def _(features: Tensor, boxes: Tensor, output: int, scale: float) -> Tensor:
+    return features.new_empty(len(boxes), features.shape[1], output, output)
+
+
+def suppress(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
+    """See `reference.suppress`; one node of an exported graph."""
+    made: Tensor = _suppress(boxes, valid, threshold)
+    return made
+
+
+def keep_apart(
+    boxes: Tensor, groups: Tensor, count: Tensor, threshold: float, limit: int
+) -> tuple[Tensor, Tensor]:
+    """See `reference.keep_apart`; boxes of different groups are moved apart."""
+    places = boxes.shape[1]
+    valid = torch.arange(places, device=boxes.device) < count[:, None]
+    corners = boxes.flatten()
+    span = corners.amax(dim=0) - corners.amin(dim=0) + 1
+    kept = suppress(boxes + (groups * span)[..., None], valid, threshold)
+    order = (~kept).to(torch.int64).argsort(dim=1, stable=True)[:, :limit]
+    order = torch.nn.functional.pad(order, (0, limit - order.shape[1]))
+    found = kept.sum(dim=1).clamp_max(limit)
+    there = torch.arange(limit, device=boxes.device) < found[:, None]
+    return torch.where(there, order, 0), found
+
+
+def align_regions(
+    maps: tuple[Tensor, ...],
+    scales: tuple[float, ...],
+    boxes: Tensor,
+    level: Tensor,
+    output: int,
+) -> Tensor:
+    """See `reference.align_regions`; boxes of other levels are empty, and cost next to nothing."""
+    every, own = boxes[0], level[0]
+    pooled = maps[0].new_zeros(len(every), output, output, maps[0].shape[-1])
+    for number, (features, scale) in enumerate(zip(maps, scales, strict=True)):
+        here = own == number
+        some = torch.where(here[:, None], every, 0.0)
+        part = _align_level(features.permute(0, 3, 1, 2).contiguous(), some, output, scale)
+        pooled = torch.where(here[:, None, None, None], part.permute(0, 2, 3, 1), pooled)
+    return pooled

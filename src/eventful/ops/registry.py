@@ -76,6 +76,11 @@ def forced_backend() -> str | None:
     return _known(named, f"{VARIABLE}={named}: ") if named and named != "auto" else None
 
 
+def fixed_shapes() -> bool:
+    """Whether no shape may depend on a value, since a step is exported (`eventful.export`)."""
+    return forced_backend() == "portable"
+
+
 def _known(name: str, where: str = "") -> str:
     if name not in _MODULES:
         raise BackendError(f"{where}there is no backend {name!r}; there are {', '.join(BACKENDS)}.")
