@@ -226,4 +226,3 @@ def _nothing(values: Any, state: Sequence[StateEntry], leaves: Sequence[str]) ->
             make("ConstantOfShape", [f"shape.{name}"], [f"blank.{name}"], value=fill),
         ]
     return nodes
-
