@@ -92,46 +92,68 @@ def measure(
     *,
     frames: int = 15,
     threads: int = 2,
+    work: Path | None = None,
     tick: Tick = lambda what, done, total: None,
 ) -> dict[str, Any]:
-    """Time every way; rows beside device, versions and commit."""
+    """Time every way; rows beside device, versions and commit.
+
+    Args:
+        work: folder for the graphs, which are used again where they are there; a temporary one if
+            left out.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     rows = []
     try:
-        for done, way in enumerate(ways):
-            tick(str(way), done, len(ways))
-            rows.append(_measured(model, name, example, r, way, frames, threads))
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) if work is None else work
+            for done, way in enumerate(ways):
+                tick(f"write the graphs of {way}", done, len(ways))
+                prepare(model, name, example, r, way, folder)
+            for done, way in enumerate(ways):
+                tick(str(way), done, len(ways))
+                rows.append(_measured(example, way, folder, frames, threads))
         return {"rows": [vars(row) for row in rows], "origin": origin("cpu")}
     finally:
         torch.set_num_threads(before)
 
 
-def _measured(
-    model: nn.Module, name: str, example: Tensor, r: int, way: Way, frames: int, threads: int
-) -> Times:
-    int8 = way.precision == "int8"
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made, "steps")
+def prepare(model: nn.Module, name: str, example: Tensor, r: int, way: Way, folder: Path) -> None:
+    """Write the graphs of a way, unless they are there."""
+    place, int8 = _place(folder, way), way.precision == "int8"
+    if not (place / "steps" / "manifest.json").is_file():
+        place.mkdir(parents=True, exist_ok=True)
         config = exportable(TopR(r), max_age=None)
-        export(model, example, folder, to=way.to, r=(r,), config=config, name=name, int8=int8)
-        precision = way.precision if way.to == "openvino" and not int8 else None
-        runtime = Runtime(folder, threads=threads, precision=precision)
-        dense = dense_runner(model, example, way, Path(made), threads)
-        stream = runtime.stream()
-        times: dict[str, list[float]] = {"dense": [], "step": []}
-        for number, frame in enumerate(moving(example, frames + WARM)):
-            for what, run in (("dense", dense), ("step", stream)):
-                start = time.perf_counter()
-                output = run(frame)
-                if number >= WARM:
-                    times[what].append(1e3 * (time.perf_counter() - start))
-                if what == "dense":
-                    expected = output
-        last = stream.last
-        assert last is not None
-        assert not last.flushed
-        return _row(name, way, last, times, flatten(output)[0][0], expected, example, stream.nbytes)
+        export(
+            model, example, place / "steps", to=way.to, r=(r,), config=config, name=name, int8=int8
+        )
+    if not any(place.glob("dense.*")):
+        write_dense(model, example, way, place)
+
+
+def _place(folder: Path, way: Way) -> Path:
+    """Where the graphs of a way are; precisions of one file share them."""
+    return folder / f"{way.to}-{'int8' if way.precision == 'int8' else 'f32'}"
+
+
+def _measured(example: Tensor, way: Way, folder: Path, frames: int, threads: int) -> Times:
+    place, int8 = _place(folder, way), way.precision == "int8"
+    precision = way.precision if way.to == "openvino" and not int8 else None
+    runtime = Runtime(place / "steps", threads=threads, precision=precision)
+    dense, stream = dense_runner(way, place, threads), runtime.stream()
+    times: dict[str, list[float]] = {"dense": [], "step": []}
+    for number, frame in enumerate(moving(example, frames + WARM)):
+        for what, run in (("dense", dense), ("step", stream)):
+            start = time.perf_counter()
+            output = run(frame)
+            if number >= WARM:
+                times[what].append(1e3 * (time.perf_counter() - start))
+            if what == "dense":
+                expected = output
+    last, name = stream.last, runtime.manifest.model
+    assert last is not None
+    assert not last.flushed
+    return _row(name, way, last, times, flatten(output)[0][0], expected, example, stream.nbytes)
 
 
 def _row(
@@ -173,8 +195,8 @@ def moving(example: Tensor, count: int) -> Iterator[Tensor]:
         yield frame
 
 
-def dense_runner(model: nn.Module, example: Tensor, way: Way, folder: Path, threads: int) -> Dense:
-    """The model itself, without memory, in the same runtime; returns its first tensor."""
+def write_dense(model: nn.Module, example: Tensor, way: Way, folder: Path) -> None:
+    """Write the model itself, without memory; it returns its first tensor."""
 
     class First(nn.Module):
         def forward(self, frame: Tensor) -> Tensor:
@@ -182,16 +204,26 @@ def dense_runner(model: nn.Module, example: Tensor, way: Way, folder: Path, thre
 
     program = traced(First(), (example,), "the dense model")
     if way.to == "aoti":
-        return _compiled(program, folder)
+        from torch._inductor import aoti_compile_and_package
+
+        with torch.no_grad():
+            aoti_compile_and_package(program, package_path=str(folder / "dense.pt2"))
+        return
     from eventful.export import onnx as graphs
 
     proto = graphs.convert(program, (example,), ("frame",), ("out.first",))
+    if way == Way("onnx", "int8"):
+        proto = graphs.quantised(proto)
     onnx: Any = load("onnx")
-    if way.to == "onnx":
-        proto = graphs.quantised(proto) if way.precision == "int8" else proto
-        onnx.save(proto, str(folder / "dense.onnx"))
-        return _in_onnxruntime(folder / "dense.onnx", threads)
     onnx.save(proto, str(folder / "dense.onnx"))
+
+
+def dense_runner(way: Way, folder: Path, threads: int) -> Dense:
+    """Runs what `write_dense` wrote."""
+    if way.to == "aoti":
+        return _compiled(folder / "dense.pt2")
+    if way.to == "onnx":
+        return _in_onnxruntime(folder / "dense.onnx", threads)
     return _in_openvino(folder / "dense.onnx", way, threads)
 
 
@@ -220,15 +252,10 @@ def _in_openvino(path: Path, way: Way, threads: int) -> Dense:
     return lambda frame: infer(request, {"frame": frame}, ("out.first",))["out.first"]
 
 
-def _compiled(program: Any, folder: Path) -> Dense:
-    from torch._inductor import aoti_compile_and_package, aoti_load_package
+def _compiled(path: Path) -> Dense:
+    from torch._inductor import aoti_load_package
 
-    path = str(folder / "dense.pt2")
-    with torch.no_grad():
-        aoti_compile_and_package(
-            program, package_path=path, inductor_configs={"cpp.dynamic_threads": True}
-        )
-    run: Any = aoti_load_package(path)
+    run: Any = aoti_load_package(str(path))
 
     def dense(frame: Tensor) -> Tensor:
         with torch.no_grad():
