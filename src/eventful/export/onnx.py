@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import logging
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -206,11 +207,15 @@ class OnnxWriter:
 def quantised(model: Any) -> Any:
     """The same model with the weights of its matrix products in 8 bits, one scale per column."""
     tools = load("onnxruntime.quantization")
-    return tools.quantize_dynamic(
-        model,
-        None,
-        weight_type=tools.QuantType.QInt8,
-        per_channel=True,
-        op_types_to_quantize=["MatMul"],
-        extra_options={"MatMulConstBOnly": True},
-    )
+    onnx = load("onnx")
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, "model.onnx"))
+        tools.quantize_dynamic(
+            model,
+            path,
+            weight_type=tools.QuantType.QInt8,
+            per_channel=True,
+            op_types_to_quantize=["MatMul"],
+            extra_options={"MatMulConstBOnly": True},
+        )
+        return onnx.load(path)

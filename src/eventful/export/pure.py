@@ -250,5 +250,8 @@ def _squeezed(value: Tensor) -> Tensor:
 
 
 def state_values(entries: Sequence[Entry], tensors: dict[str, Tensor]) -> list[Tensor]:
-    """The tensors of a library's state in the order of the entries."""
-    return [_squeezed(tensors[one.name]) for one in entries]
+    """The tensors of a library's state in the order of the entries.
+
+    Compiled code takes them with the strides it was compiled for, hence contiguous.
+    """
+    return [_squeezed(tensors[one.name]).contiguous() for one in entries]

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import eventful
-from eventful import ops
+from eventful import __version__, ops
 from eventful.config import Config
 from eventful.engine.identity import identity_of
 from eventful.errors import ArtefactError, ConfigError, UnsupportedError
@@ -129,7 +128,7 @@ def _write(
     made = Manifest(
         to=to,
         model=name,
-        versions={"eventful": eventful.__version__, "torch": str(torch.__version__), **versions},
+        versions={"eventful": __version__, "torch": str(torch.__version__), **versions},
         config=subject.config.to_dict(),
         identity={
             "fingerprint": identity.fingerprint,
