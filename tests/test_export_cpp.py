@@ -47,4 +47,6 @@ def test_the_example_follows_a_video_as_the_library(tmp_path: Path) -> None:
         assert_near(got[number : number + 1], stream(frame), "library", number)
         whole.append(stream.last.flushed[0])
     assert [line.startswith("whole") for line in told] == whole
-    assert whole[0] and whole[4] and not all(whole)
+    assert whole[0]
+    assert whole[4]
+    assert not all(whole)
