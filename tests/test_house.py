@@ -35,7 +35,7 @@ FLOORS = (
     {"bench"},
     {"paper", "calibrate"},
     {"pipeline"},
-    {"live"},
+    {"live", "export"},
     {"cluster"},
     {"cli"},
 )

@@ -137,3 +137,7 @@ class WorkerError(EventfulError):
 
 class ClusterError(EventfulError):
     """A cluster that cannot be reached or started, or a machine of it that does not fit."""
+
+
+class ArtefactError(EventfulError):
+    """A folder of exported graphs that is damaged, was changed, or does not fit what is asked."""

@@ -106,9 +106,16 @@ TABLE = (
     ),
     Extra(
         "openvino",
-        "OpenVINO as one more dense baseline on a CPU",
+        "OpenVINO: exported steps, and one more dense baseline on a CPU",
         {"openvino": "openvino"},
+        needed=("export --to openvino",),
         used=("bench",),
+    ),
+    Extra(
+        "export",
+        "exported steps as ONNX graphs, and onnxruntime to run them",
+        {"onnx": "onnx", "onnxscript": "onnxscript", "onnxruntime": "onnxruntime"},
+        needed=("export --to onnx", "export --to openvino", "export --to triton"),
     ),
     Extra(
         "annotate",

@@ -14,6 +14,7 @@ import typer
 
 from eventful.cli.cluster import cluster
 from eventful.cli.evaluate import evaluate
+from eventful.cli.export import export
 from eventful.cli.groups import RunUnlessNamed
 from eventful.cli.live import live
 from eventful.cli.options import (
@@ -70,6 +71,7 @@ def main(
 
 
 app.command()(run)
+app.command()(export)
 app.command()(live)
 app.add_typer(cluster, name="cluster")
 app.add_typer(reproduce, name="reproduce")
@@ -308,6 +310,35 @@ def calibrate_camera(*, what: Calibrated, limited: Limited, how: Filming, writte
     from eventful.cli import calibrate
 
     calibrate.run(what, limited, how, written)
+
+
+@bench.command("export")
+def bench_export(
+    model: Annotated[
+        str, typer.Argument(metavar="[MODEL]", help=MODEL_HELP)
+    ] = "timm:vit_small_patch14_dinov2",
+    size: FrameSize = "518",
+    weights: ModelWeights = None,
+    r: Annotated[int, typer.Option("--r", min=1, help="Tokens to update.")] = 127,
+    runtime: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--runtime",
+            help="onnx-f32, onnx-int8, openvino-f32, openvino-bf16, openvino-int8 or aoti-f32; may "
+            "be repeated. Default: all.",
+        ),
+    ] = None,
+    frames: Annotated[int, typer.Option(min=3, help="Timed frames.")] = 15,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each runtime.")] = 2,
+    out: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the rows here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Exported steps beside the dense model in the same runtime, in turn on each frame."""
+    from eventful.cli import bench_export
+
+    bench_export.run(
+        model, size, weights, r, tuple(runtime or ()), frames, threads, out, as_json
+    )  # fmt: skip
 
 
 @bench.command("plot")

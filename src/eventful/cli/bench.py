@@ -157,6 +157,10 @@ def plot(results: Path, docs: Path, readme: Path) -> None:
     tables.put(page, videos(read_videos(results)), "video")
     tables.put(page, tables.backbones(read_backbones(results)), "backbone")
     tables.put(readme, tables.short(runs))
+    if (results / "export").is_dir():
+        from eventful.cli import bench_export
+
+        bench_export.plot(results / "export", docs / "export.md")
     for path in (*made, page, readme):
         print(f"wrote {path}")
 

@@ -30,11 +30,14 @@ class StreamState(ABC):
         slots: (B,) row of the tensors that belongs to each stream; None if row b does.
         reversible: a step that fails is undone bit for bit. Otherwise writes of streams with a bad
             frame are masked, and after a failure everything is recomputed.
+        in_place: operations may write to the tensors that `open` gives out. Otherwise a write makes
+            a new tensor, see `ValueState`.
     """
 
     frames: list[int]
     slots: Tensor | None = None
     reversible: ClassVar[bool]
+    in_place: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return len(self.frames)

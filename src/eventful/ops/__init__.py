@@ -53,7 +53,14 @@ from eventful.ops.reference import (
     window_map,
     window_too_wide,
 )
-from eventful.ops.registry import BACKENDS, forced_backend, operation, use_backend, why_not
+from eventful.ops.registry import (
+    BACKENDS,
+    fixed_shapes,
+    forced_backend,
+    operation,
+    use_backend,
+    why_not,
+)
 from eventful.ops.scratch import scratch
 
 add_context_ = operation(_reference.add_context_)
@@ -150,6 +157,7 @@ __all__ = [
     "exchange_",
     "fill_slots_",
     "fit_rows",
+    "fixed_shapes",
     "follow_change_",
     "follow_level",
     "forced_backend",

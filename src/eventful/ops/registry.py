@@ -27,6 +27,7 @@ _MODULES = {
     "reference": "eventful.ops.reference",
     "eager": "eventful.ops.eager",
     "triton": "eventful.ops.triton",
+    "portable": "eventful.ops.portable",
 }
 BACKENDS = tuple(_MODULES)
 _ORDER = {"cuda": ("triton", "eager")}  # any other device: eager alone
@@ -73,6 +74,11 @@ def forced_backend() -> str | None:
         return _choice.forced
     named = os.environ.get(VARIABLE, "").strip()
     return _known(named, f"{VARIABLE}={named}: ") if named and named != "auto" else None
+
+
+def fixed_shapes() -> bool:
+    """Whether no shape may depend on a value, since a step is exported (`eventful.export`)."""
+    return forced_backend() == "portable"
 
 
 def _known(name: str, where: str = "") -> str:

@@ -81,7 +81,8 @@ def gate(
 def _in_parts(step: Step) -> bool:
     """Whether the gates of a step compare, select and write apart, not in fused operations."""
     orders = {policy.order for policy in step.policies}
-    return step.flush_all or step.config.reference != "update" or orders != {2.0}
+    apart = step.flush_all or not step.state.in_place
+    return apart or step.config.reference != "update" or orders != {2.0}
 
 
 def _measure(

@@ -51,7 +51,8 @@ class PatchForward:
         step = self.session.step
         module = self.module
         plain = not args and not kwargs and image.dim() == 2 + len(module.kernel_size)
-        if step is None or step.state.reversible or not plain:
+        resident = step is not None and step.state.in_place and not step.state.reversible
+        if step is None or not (resident and plain):
             forward: Callable[..., Tensor] = type(module).forward
             result = forward(module, image, *args, **kwargs)
         else:

@@ -46,6 +46,11 @@ class Found(Sequence[Detections]):
         place = torch.arange(self.scores.shape[1], device=self.scores.device)
         return place < self.counts[:, None]
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name, as an exported graph returns them."""
+        named = {name: getattr(self, name) for name in ("boxes", "scores", "labels", "counts")}
+        return named if self.masks is None else {**named, "masks": self.masks}
+
     def __len__(self) -> int:
         """Frames; the host does not wait."""
         return len(self.scores)

@@ -298,8 +298,8 @@ def in_use(found: box.Padded) -> box.Padded:
 def _used(values: Tensor, none: float) -> int:
     """The most places of an image in (B, n) that do not hold `none`; at least 1.
 
-    On a device all places: the host does not know what they hold.
+    On a device, and in an exported step, all places: the host does not know what they hold.
     """
-    if values.device.type != "cpu":
+    if values.device.type != "cpu" or ops.fixed_shapes():
         return values.shape[1]
     return max(1, int((values != none).sum(dim=1).max()))

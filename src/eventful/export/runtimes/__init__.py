@@ -1,0 +1,1 @@
+"""What runs exported graphs: one engine for each runtime."""

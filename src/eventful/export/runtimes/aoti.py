@@ -1,0 +1,75 @@
+"""Exported steps compiled by AOTInductor: the state is passed in and written in place."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eventful.export.manifest import Manifest
+from eventful.export.pure import Numbers
+from eventful.export.runtimes.engine import EXTRA, Engine, Made, Memory, blank_state
+
+
+class AotiEngine(Engine):
+    """Compiled packages, loaded into this process.
+
+    Compiled code uses as many threads as torch does; `threads` sets that for the whole process.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int | None) -> None:
+        super().__init__(folder, manifest, threads)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.dense = self._open(manifest.dense)
+        self.steps = {one.width: self._open(one.file) for one in manifest.steps}
+        self.one = threading.Lock()  # a package runs once at a time
+
+    def _open(self, file: str) -> Any:
+        from torch._inductor import aoti_load_package
+
+        return aoti_load_package(str(self.folder / file))
+
+    def memory(self) -> AotiMemory:
+        """See `Engine`."""
+        return AotiMemory(self)
+
+
+class AotiMemory(Memory):
+    """State in torch tensors that compiled steps write to."""
+
+    def __init__(self, engine: AotiEngine) -> None:
+        self._engine = engine
+        self._state = blank_state(engine.manifest)
+
+    def flush(self, frame: Tensor) -> Made:
+        """See `Memory`."""
+        manifest = self._engine.manifest
+        with self._engine.one, torch.no_grad():
+            made = self._engine.dense(frame.contiguous())
+        leaves = len(manifest.leaves)
+        for one, value in zip(manifest.written, made[leaves + 1 :], strict=True):
+            self._state[one.name].copy_(value)
+        return Made(list(made[:leaves]), made[leaves][0].tolist())
+
+    def step(self, frame: Tensor, numbers: Numbers, width: int) -> Made:
+        """See `Memory`."""
+        manifest = self._engine.manifest
+        state = [self._state[one.name] for one in manifest.state]
+        with self._engine.one, torch.no_grad():
+            made = self._engine.steps[width](frame.contiguous(), *numbers, *state)
+        leaves = len(manifest.leaves)
+        report, index, count, score = made[leaves : leaves + len(EXTRA)]
+        return Made(list(made[:leaves]), report[0].tolist(), index[: int(count)], score)
+
+    def read(self) -> dict[str, Tensor]:
+        """See `Memory`."""
+        return {name: value.clone() for name, value in self._state.items()}
+
+    def write(self, tensors: dict[str, Tensor]) -> None:
+        """See `Memory`."""
+        for name, value in tensors.items():
+            self._state[name].copy_(value)
