@@ -35,7 +35,7 @@ def tables(runs: Sequence[dict[str, Any]]) -> dict[str, str]:
     parts = next(run for run in runs if _of_processor(run))
     origins = [f"*{_origin(run)}*" for run in runs]
     return {
-        "equal": "\n".join(_equal(parts["rows"])),
+        "equal": "\n".join(_equal(max((run["rows"] for run in runs), key=len))),
         "parts": "\n".join(_parts(parts["rows"])),
         "gain": "\n".join([*_gain(runs), "", *"\n\n".join(origins).split("\n")]),
     }
@@ -96,7 +96,9 @@ def _gain(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
         shown, value = ("wall, median", "middle")
         if _of_processor(run):
             shown, value = ("processor, sum", "ratio")
-        for row in (row for row in run["rows"] if "gain" in row):
+        timed = [row for row in run["rows"] if "gain" in row]
+        shown += f", {timed[0]['size'][0]} x {timed[0]['size'][1]}"
+        for row in timed:
             gain = row["gain"]
             cells = [
                 shown,
