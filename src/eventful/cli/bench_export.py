@@ -14,7 +14,7 @@ from eventful.errors import ConfigError, MissingFileError
 from eventful.export.frames import example_frame
 from eventful.export.measuring import WAYS, Way, measure
 from eventful.modelspec.opening import open_named
-from eventful.modelspec.size import parse_size
+from eventful.modelspec.size import both_sides, parse_size
 
 PAGE = Path("docs/export.md")
 
@@ -27,7 +27,7 @@ def run(
     chosen = [_way(text) for text in ways] or list(WAYS)
     given = parse_size(size)
     opened = open_named(model, weights=weights, size=given)
-    example = example_frame(opened.model, given)
+    example = example_frame(opened.model, None if given is None else both_sides(given))
     with shown(f"bench {model}", "runtimes") as report:
         made = measure(
             opened.model, model, example, r, chosen, frames=frames, threads=threads, tick=report

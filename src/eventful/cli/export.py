@@ -97,7 +97,7 @@ def run(what: Exported) -> None:
     from eventful.export import exportable
     from eventful.export.frames import example_frame
     from eventful.modelspec.opening import open_named
-    from eventful.modelspec.size import parse_size
+    from eventful.modelspec.size import both_sides, parse_size
 
     _check_dtype(what)
     numbers = _numbers(what.r)
@@ -109,7 +109,7 @@ def run(what: Exported) -> None:
         config = Config.preset(what.rule, policy)
     opened = open_named(what.model, weights=what.weights, size=size)
     model = opened.model.to(getattr(torch, what.dtype.value))
-    example = example_frame(model, size)
+    example = example_frame(model, None if size is None else both_sides(size))
     with shown(f"export {what.model}", "graphs") as report:
         if what.to is Target.triton:
             _to_triton(model, example, config, max(numbers), what, report)

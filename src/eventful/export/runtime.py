@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -250,7 +250,13 @@ class RuntimeStream:
             )
         return frame.detach().cpu()
 
-    def snapshot(self, path: str | Path | None = None) -> bytes:
+    @overload
+    def snapshot(self, path: None = None) -> bytes: ...
+
+    @overload
+    def snapshot(self, path: str | Path) -> None: ...
+
+    def snapshot(self, path: str | Path | None = None) -> bytes | None:
         """All that shapes the next frame, as `Stream.snapshot` writes it; `Stream.load` takes it.
 
         Raises:
