@@ -148,7 +148,10 @@ def test_while_the_registry_is_down_leases_stay_and_workers_run() -> None:
 def test_a_machine_takes_its_workers_and_without_others_all_frames() -> None:
     fleet = replace(CALM, gpus=2, node=2, node_days=0.001, node_back=10.0, hours=0.1)
     made = simulate(fleet, COSTS)
-    assert set(made.recoveries) == {10.0}
+    assert min(made.recoveries) == 10.0
+    again = [time for time in made.recoveries if time != 10.0]  # it died again while it was down
+    assert len(again) < len(made.recoveries) / 4
+    assert len(made.recoveries) % fleet.cameras == 0
     ends = made.lost[1].sum() - round(sum(made.recoveries) * fleet.fps)
     assert 0 <= ends <= 10 * fleet.fps * fleet.cameras  # one may last at the end
     assert made.lost[1].sum() > 0
