@@ -19,7 +19,7 @@ Found = dict[str, Any]
 
 def workers(folder: Path, *, frames: int = 2000, kills: int = 10) -> Found:
     """Kill -9 of a worker in the middle of the work, again and again."""
-    setting = Setting(folder, frames=frames, rate=6.0)  # long enough for all of them
+    setting = Setting(folder, frames=frames, rate=10.0)  # long enough for all of them
     random.seed(3)
     recoveries: list[Found] = []
     with running(setting) as run:
