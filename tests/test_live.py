@@ -98,6 +98,7 @@ def test_a_dead_source_is_dead_and_the_others_go_on(text, message):
     with working("", text) as worker:
         good, bad = worker.channels
         wait_for(lambda: bad.feed.status == "dead")
+        assert (bad.state()["latency"] is None) == (bad.steps == 0)
         assert bad.feed.message == message
         stepped(worker, 3)
         assert good.feed.status == "running"

@@ -155,7 +155,7 @@ class Channel:
             "damaged": feed.damaged,
             "lost": feed.lost,
             "staleness": round(feed.staleness, 2),
-            "latency": round(self.latency * 1e3, 1),
+            "latency": round(self.latency * 1e3, 1) if self.steps else None,
             "ms": None if last is None else round(last.ms, 2),
             "dense_ms": None if self.dense_ms is None else round(self.dense_ms, 2),
             "tokens": None if last is None else last.tokens,

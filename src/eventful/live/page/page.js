@@ -227,7 +227,7 @@ function numbers(source) {
     dense: number(source.dense_ms),
     tokens: share(source.updated, source.tokens),
     operations: share(source.operations, source.dense_operations),
-    latency: `${number(source.latency)} ms`,
+    latency: source.latency === null ? "–" : `${number(source.latency)} ms`,
     dropped: String(source.dropped),
     staleness: source.frames ? `${source.staleness.toFixed(1)} s ago` : "none",
   };
