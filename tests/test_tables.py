@@ -147,8 +147,8 @@ def test_calibration(printed) -> None:
     about = {"videos": [clip.name], "model": "vit_small_patch14_dinov2", "frames": 240}
     about |= {"precision": "bfloat16", "device": "cuda", "dense_ms": 12_345.6}
     report = SimpleNamespace(
-        measured=SimpleNamespace(clips=[clip]), rows=[dense, row], choice=None, notes=[], dense_is_cheaper=False,
-        dense=SimpleNamespace(path="compile"), to_dict=lambda: about,
+        measured=SimpleNamespace(clips=[clip]), rows=[dense, row], choice=None, notes=[],
+        dense=SimpleNamespace(path="compile"), to_dict=lambda: about, dense_is_cheaper=False,
     )  # fmt: skip
     text = printed(lambda: calibrate._show(report), "12,346", "1,234", "0.00012", "51%", "12%")
     parts = [
