@@ -11,6 +11,7 @@ from rich.console import Console
 
 from eventful.bench.rows import Row as BenchRow
 from eventful.bench.video.rows import VideoRow
+from eventful.calibrate.choose import Limits
 from eventful.calibrate.rows import Row as CalibrateRow
 from eventful.calibrate.settings import Setting
 from eventful.cli import (
@@ -147,7 +148,7 @@ def test_calibration(printed) -> None:
     about |= {"precision": "bfloat16", "device": "cuda", "dense_ms": 12_345.6}
     report = SimpleNamespace(
         measured=SimpleNamespace(clips=[clip]), rows=[dense, row], choice=None, notes=[],
-        dense=SimpleNamespace(path="compile"), to_dict=lambda: about,
+        dense=SimpleNamespace(path="compile"), to_dict=lambda: about, dense_is_cheaper=False,
     )  # fmt: skip
     text = printed(lambda: calibrate._show(report), "12,346", "1,234", "0.00012", "51%", "12%")
     parts = [
@@ -155,6 +156,23 @@ def test_calibration(printed) -> None:
     ]
     assert "".join(parts) == name
     assert all(word in text for word in ("setting", "tokens", "ops", "90 %", "worst", "mAP50"))
+
+
+@pytest.mark.parametrize("cheaper", [False, True])
+def test_no_star_on_a_setting_that_costs_as_much_as_dense(capsys, cheaper) -> None:
+    row = CalibrateRow(Setting("fast", Config.fast()), 0.1, 0.2, 0.0, 0.0, 0.0, 1.1, 5.0)
+    clip = SimpleNamespace(name="a", about="", size="64x64")
+    about = {"videos": ["a"], "model": "m", "frames": 9, "precision": "float32", "device": "cpu"}
+    choice = SimpleNamespace(row=row, met=True, better_skip=None)
+    report = SimpleNamespace(
+        measured=SimpleNamespace(clips=[clip]), rows=[row], choice=choice, notes=[], dense=None,
+        to_dict=lambda: about, dense_is_cheaper=cheaper, config=Config.fast(), limits=Limits(),
+    )  # fmt: skip
+    calibrate._show(report)
+    calibrate._conclude(report, None, None)
+    text = " ".join(capsys.readouterr().out.split())
+    assert ("fast *" in text) is ("* Recommended" in text) is (not cheaper)
+    assert ("Not recommended, the dense model is cheaper" in text) is cheaper
 
 
 def test_demo(printed) -> None:
