@@ -178,6 +178,7 @@ class Driver:
             self._revived[watch.name] = now
             self.engine.revive(watch.name)
             self.events.note("revived", process=watch.name, why=watch.dead)
+            watch.killed(now)  # the next answer is that of the new one, and until then nobody's
         if life == "hung":
             quiet = round(now - watch.answered, 1)
             self.events.note("hung", process=watch.name, seconds=quiet)

@@ -136,9 +136,10 @@ class RayEngine:
         return self._own[name]
 
     def revive(self, name: str) -> None:
-        """See `links.Engine`; one that Ray still knows is on its way by itself."""
+        """See `links.Engine`."""
         kind, args = self._recipes[name]
-        with suppress(ValueError):
+        load("ray").kill(self._own[name].handle)  # gives its name back
+        with suppress(ValueError):  # not yet: the next attempt finds it free
             self.start(kind, name, *args)
 
     def kill(self, name: str, pid: int | None = None) -> None:

@@ -58,7 +58,7 @@ class Watch:
     def killed(self, now: float) -> None:
         """The process was ended, and a new one is on its way."""
         self._down(now)
-        self._reply = None
+        self._reply, self.dead = None, ""
 
     def _read(self, reply: Reply, now: float) -> None:
         self._reply = None
