@@ -100,8 +100,8 @@ def test_a_registry_that_cannot_start_again_is_revived(tmp_path):
         while len(run.rows) <= count and time.monotonic() < end:
             time.sleep(0.1)
         assert len(run.rows) > count
-        told = [event["event"] for event in run.status()["events"]]
-        assert "revived" in told  # kept in memory: the file of events was away, too
+        # Kept in memory and written with the status: the file of events was away, too.
+        run.wait_for(lambda now: any(e["event"] == "revived" for e in now["events"]), 30)
         run.process.send_signal(signal.SIGINT)
         run.finish(60)
     assert audit(setting.out).sound
