@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from eventful import __version__
+from eventful.remote import session
 from eventful.surgery.libraries import folder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,7 +64,7 @@ def test_the_container_file_is_sound() -> None:
 
 def test_the_file_of_ray_up_fits_rays_schema() -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    pytest.importorskip("ray")
+    session.imported()
     schema = json.loads((folder("ray") / "autoscaler" / "ray-schema.json").read_text())
     given = yaml.safe_load((FILES / "ray-up.yaml").read_text())
     jsonschema.validate(given, schema)
@@ -77,7 +78,7 @@ def test_the_file_of_ray_up_fits_rays_schema() -> None:
 
 
 def test_options_of_ray_start_exist() -> None:
-    pytest.importorskip("ray")
+    session.imported()
     text = (folder("ray") / "scripts" / "scripts.py").read_text()
     known = set(re.findall(r'"(--[a-z-]+)"', text))
     given = yaml.safe_load((FILES / "ray-up.yaml").read_text())
@@ -132,7 +133,7 @@ def test_only_the_cluster_itself_reaches_rays_ports() -> None:
 
 
 def test_alerts_name_metrics_of_ray() -> None:
-    pytest.importorskip("ray")
+    session.imported()
     rules = yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"][0]["rules"]
     used = {name for rule in rules for name in re.findall(r"\bray_\w+", rule["expr"])}
     sources = [folder("ray") / "dashboard" / "modules" / "reporter" / "reporter_agent.py"]

@@ -117,7 +117,8 @@ def test_snapshots_go_both_ways(runtime, model, tmp_path) -> None:
     ours = runtime.stream(TopR(4))
     for frame in frames[:4]:
         ours(frame)
-    data = ours.snapshot(tmp_path / "stream.safetensors")
+    data = ours.snapshot()
+    ours.snapshot(tmp_path / "stream.safetensors")
     theirs = eventful.Stream.load(model, tmp_path / "stream.safetensors")
     again = runtime.load(data)
     assert theirs.policy == again.policy == TopR(4)
