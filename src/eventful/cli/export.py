@@ -95,8 +95,7 @@ def run(what: Exported) -> None:
     from eventful.config import Config
     from eventful.export import export as write
     from eventful.export import exportable
-    from eventful.export.frames import example_frame
-    from eventful.modelspec.opening import open_named
+    from eventful.export.frames import open_for_export
     from eventful.modelspec.size import parse_size
 
     _check_dtype(what)
@@ -107,9 +106,9 @@ def run(what: Exported) -> None:
         config = exportable(policy, max_age=age)
     else:
         config = Config.preset(what.rule, policy)
-    opened = open_named(what.model, weights=what.weights, size=size)
-    model = opened.model.to(getattr(torch, what.dtype.value))
-    example = example_frame(model, size)
+    dtype = getattr(torch, what.dtype.value)
+    model, example = open_for_export(what.model, what.weights, size)
+    model, example = model.to(dtype), example.to(dtype)
     with shown(f"export {what.model}", "graphs") as report:
         if what.to is Target.triton:
             _to_triton(model, example, config, max(numbers), what, report)
