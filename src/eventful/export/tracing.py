@@ -91,3 +91,40 @@ def simplify(graph: torch.fx.Graph) -> None:
             node.replace_all_uses_with(view)
         graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def narrow_sorts(graph: torch.fx.Graph) -> None:
+    """Replace a sort of which the first few alone are used by a search for these.
+
+    For formats whose TopK puts the lower index first among equals, as a stable sort does.
+    """
+    nodes: list[Any] = list(graph.nodes)
+    for node in nodes:
+        if node.op != "call_function" or node.target != _aten.sort.stable:
+            continue
+        named = {"dim": -1, "descending": False, **node.kwargs}
+        dim, source = named["dim"], node.args[0]
+        size = source.meta["val"].shape[dim]
+        most = max((_end(use, dim, size) for part in node.users for use in part.users), default=0)
+        if not 0 < most < size:
+            continue
+        with graph.inserting_before(node):
+            arguments = (source, most, dim, named["descending"], True)
+            found: Any = graph.call_function(_aten.topk.default, arguments)
+        shown = [part.narrow(dim, 0, most) for part in node.meta["val"]]
+        found.meta = {**node.meta, "val": tuple(shown)}
+        for part in node.users:
+            part.meta["val"] = shown[part.args[1]]
+        node.replace_all_uses_with(found)
+        graph.erase_node(node)
+
+
+def _end(use: Any, dim: int, size: int) -> int:
+    """How many of the first elements along an axis a node reads; all if that is not known."""
+    ends = {_aten.slice.Tensor: 3, _aten.select.int: 2}
+    if use.target not in ends or len(use.args) <= ends[use.target]:
+        return size
+    rank, end = use.args[0].meta["val"].dim(), use.args[ends[use.target]]
+    if use.args[1] % rank != dim % rank or end < 0:
+        return size
+    return min(end + (use.target == _aten.select.int), size)
