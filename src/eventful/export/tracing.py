@@ -29,7 +29,7 @@ def traced(module: nn.Module, args: Sequence[Tensor], what: str) -> Any:
         ):  # fmt: skip
             warnings.simplefilter("ignore")
             program = torch.export.export(module, tuple(args), strict=False)
-            program = program.run_decompositions({_aten.median.dim: _median})
+            program = program.run_decompositions(_SIMPLER)
     except Exception as error:  # torch.export and the model's own code fail in many ways
         line = str(error).strip().partition("\n")[0]
         raise UnsupportedError(
@@ -48,6 +48,13 @@ def _median(values: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Te
     at = (values.shape[dim] - 1) // 2
     found = ordered.narrow(dim, at, 1), places.narrow(dim, at, 1)
     return found if keepdim else (found[0].squeeze(dim), found[1].squeeze(dim))
+
+
+def _argsort(values: Tensor, *, stable: bool, dim: int = -1, descending: bool = False) -> Tensor:
+    return torch.sort(values, stable=stable, dim=dim, descending=descending)[1]
+
+
+_SIMPLER: dict[Any, Any] = {_aten.median.dim: _median, _aten.argsort.stable: _argsort}
 
 
 @contextmanager
@@ -125,6 +132,9 @@ def _end(use: Any, dim: int, size: int) -> int:
     if use.target not in ends or len(use.args) <= ends[use.target]:
         return size
     rank, end = use.args[0].meta["val"].dim(), use.args[ends[use.target]]
-    if use.args[1] % rank != dim % rank or end < 0:
+    if use.args[1] % rank != dim % rank:  # `order[:, :M]` is two slices
+        same = use.target == _aten.slice.Tensor
+        return max((_end(later, dim, size) for later in use.users), default=0) if same else size
+    if end < 0:
         return size
     return min(end + (use.target == _aten.select.int), size)
