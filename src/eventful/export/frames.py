@@ -1,4 +1,4 @@
-"""An example frame of the size and type that a model takes."""
+"""Models by name, set up for the frames that their graphs will take, and one such frame."""
 
 from __future__ import annotations
 
@@ -6,28 +6,34 @@ import torch
 from torch import Tensor, nn
 
 from eventful.errors import UnsupportedError
-from eventful.surgery.matching import known_trunks
+from eventful.modelspec.size import Size, both_sides
+from eventful.pipeline.subject import open_subject
+from eventful.surgery.conversion import inspect
 
 
-def example_frame(model: nn.Module, size: int | tuple[int, int] | None = None) -> Tensor:
-    """A frame (1, 3, height, width) of noise.
+def open_for_export(
+    name: str, weights: str | None = None, size: Size | None = None
+) -> tuple[nn.Module, Tensor]:
+    """A model as `eventful run` takes it, and a frame (1, C, height, width) as it sees it.
 
     Args:
-        size: side, or height and width, in pixels; the model's own if left out.
+        size: of the frames in pixels; the model's own if left out.
 
     Raises:
-        UnsupportedError: no size is given and the model has none.
+        UnsupportedError: it does not take one frame at a time, or has no size of its own.
     """
-    if size is None:
-        found = [(trunk, adapter) for _, trunk, adapter in known_trunks(model)]
-        if not found:
-            raise UnsupportedError(
-                f"No known vision transformer inside {type(model).__name__}: see what "
-                "`eventful inspect` says of it."
-            )
-        trunk, adapter = found[0]
-        size = adapter.default_size(trunk)
-    height, width = (size, size) if isinstance(size, int) else size
-    dtype = next((one.dtype for one in model.parameters() if one.is_floating_point()), None)
+    subject = open_subject(name, weights=weights, size=size)
+    own = both_sides(size) if size is not None else inspect(subject.model).size
+    if own is None:
+        raise UnsupportedError(f"{name} has no frame size of its own: give --size HxW.")
+    ready = subject.at(*own)
+    if ready.step_frames != 1 or ready.method != "forward":
+        raise UnsupportedError(
+            f"{name} is stepped with {ready.step_frames} frames through `{ready.method}`, and a "
+            "graph takes one frame. Export its tower: eventful.export.export(model.vision_model, "
+            "frame, FOLDER)."
+        )
     draw = torch.Generator().manual_seed(0)
-    return torch.rand(1, 3, height, width, generator=draw).to(dtype or torch.float32)
+    picture = torch.randint(0, 256, (3, *ready.size), generator=draw, dtype=torch.uint8)
+    frame = next(one for one in ready.prepare([picture]).args if isinstance(one, Tensor))
+    return ready.model, frame.float()

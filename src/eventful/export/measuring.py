@@ -1,4 +1,4 @@
-"""Times exported steps beside the dense model in the same runtime, in turn on each frame."""
+"""Times exported steps beside the dense model in the same runtime, a few frames each in turn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from eventful.surgery.libraries import load
 Tick = Callable[[str, int, int], None]
 Dense = Callable[[Tensor], Tensor]
 _LIBRARY = {"onnx": "onnxruntime", "openvino": "openvino", "aoti": "torch"}
-WARM = 3
+WARM, ROUND = 3, 5  # frames that are not timed; frames of a turn
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,15 @@ def _measured(example: Tensor, way: Way, folder: Path, frames: int, threads: int
     runtime = Runtime(place / "steps", threads=threads, precision=precision)
     dense, stream = dense_runner(way, place, threads), runtime.stream()
     times: dict[str, list[float]] = {"dense": [], "step": []}
-    for number, frame in enumerate(moving(example, frames + WARM)):
+    video = list(moving(example, WARM + frames))
+    for frame in video[:WARM]:
+        dense(frame), stream(frame)
+    for first in range(WARM, len(video), ROUND):  # each in a row, as they run in use
         for what, run in (("dense", dense), ("step", stream)):
-            start = time.perf_counter()
-            output = run(frame)
-            if number >= WARM:
+            run(video[first - 1])  # threads of the other one may still be spinning
+            for frame in video[first : first + ROUND]:
+                start = time.perf_counter()
+                output = run(frame)
                 times[what].append(1e3 * (time.perf_counter() - start))
             if what == "dense":
                 expected = output

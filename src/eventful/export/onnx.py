@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from eventful.errors import UnsupportedError
+from eventful.export.tracing import narrow_sorts
 from eventful.surgery.libraries import load
 
 OPSET = 20
@@ -26,6 +27,8 @@ def convert(
 ) -> Any:
     """An ONNX model of a traced step."""
     load("onnxscript")
+    narrow_sorts(program.graph_module.graph)
+    program.graph_module.recompile()
     try:
         with _quiet():
             made = torch.onnx.export(

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from eventful import ops
-from eventful.engine.launch import launch
+from eventful.engine.frames import cannot_take
+from eventful.engine.launch import NotReached, launch
 from eventful.errors import UnsupportedError
 from eventful.export.outputs import Skeleton, flatten
 from eventful.export.subject import Subject
@@ -108,7 +109,10 @@ class PureStep:
         example = self.subject.example
         blank_numbers = Numbers.of(self.subject.params, 1)
         with torch.no_grad(), ops.use_backend("portable"):
-            first = self.run(example, blank_numbers, None, 0)
+            try:
+                first = self.run(example, blank_numbers, None, 0)
+            except NotReached as error:
+                raise cannot_take(self.subject.model, example, error.error) from error.error
             width = self.subject.widths([1])[0]
             second = self.run(example, blank_numbers, first.state, width)
         entries = [

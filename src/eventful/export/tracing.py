@@ -29,7 +29,7 @@ def traced(module: nn.Module, args: Sequence[Tensor], what: str) -> Any:
         ):  # fmt: skip
             warnings.simplefilter("ignore")
             program = torch.export.export(module, tuple(args), strict=False)
-            program = program.run_decompositions({_aten.median.dim: _median})
+            program = program.run_decompositions(_SIMPLER)
     except Exception as error:  # torch.export and the model's own code fail in many ways
         line = str(error).strip().partition("\n")[0]
         raise UnsupportedError(
@@ -48,6 +48,13 @@ def _median(values: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Te
     at = (values.shape[dim] - 1) // 2
     found = ordered.narrow(dim, at, 1), places.narrow(dim, at, 1)
     return found if keepdim else (found[0].squeeze(dim), found[1].squeeze(dim))
+
+
+def _argsort(values: Tensor, *, stable: bool, dim: int = -1, descending: bool = False) -> Tensor:
+    return torch.sort(values, stable=stable, dim=dim, descending=descending)[1]
+
+
+_SIMPLER: dict[Any, Any] = {_aten.median.dim: _median, _aten.argsort.stable: _argsort}
 
 
 @contextmanager
@@ -91,3 +98,43 @@ def simplify(graph: torch.fx.Graph) -> None:
             node.replace_all_uses_with(view)
         graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def narrow_sorts(graph: torch.fx.Graph) -> None:
+    """Replace a sort of which the first few alone are used by a search for these.
+
+    For formats whose TopK puts the lower index first among equals, as a stable sort does.
+    """
+    nodes: list[Any] = list(graph.nodes)
+    for node in nodes:
+        if node.op != "call_function" or node.target != _aten.sort.stable:
+            continue
+        named = {"dim": -1, "descending": False, **node.kwargs}
+        dim, source = named["dim"], node.args[0]
+        size = source.meta["val"].shape[dim]
+        most = max((_end(use, dim, size) for part in node.users for use in part.users), default=0)
+        if not 0 < most < size:
+            continue
+        with graph.inserting_before(node):
+            arguments = (source, most, dim, named["descending"], True)
+            found: Any = graph.call_function(_aten.topk.default, arguments)
+        shown = [part.narrow(dim, 0, most) for part in node.meta["val"]]
+        found.meta = {**node.meta, "val": tuple(shown)}
+        for part in node.users:
+            part.meta["val"] = shown[part.args[1]]
+        node.replace_all_uses_with(found)
+        graph.erase_node(node)
+
+
+def _end(use: Any, dim: int, size: int) -> int:
+    """How many of the first elements along an axis a node reads; all if that is not known."""
+    ends = {_aten.slice.Tensor: 3, _aten.select.int: 2}
+    if use.target not in ends or len(use.args) <= ends[use.target]:
+        return size
+    rank, end = use.args[0].meta["val"].dim(), use.args[ends[use.target]]
+    if use.args[1] % rank != dim % rank:  # `order[:, :M]` is two slices
+        same = use.target == _aten.slice.Tensor
+        return max((_end(later, dim, size) for later in use.users), default=0) if same else size
+    if end < 0:
+        return size
+    return min(end + (use.target == _aten.select.int), size)

@@ -51,8 +51,7 @@ class PatchForward:
         step = self.session.step
         module = self.module
         plain = not args and not kwargs and image.dim() == 2 + len(module.kernel_size)
-        resident = step is not None and step.state.in_place and not step.state.reversible
-        if step is None or not (resident and plain):
+        if step is None or step.state.reversible or not plain:
             forward: Callable[..., Tensor] = type(module).forward
             result = forward(module, image, *args, **kwargs)
         else:
@@ -65,19 +64,27 @@ class PatchForward:
         """The convolution as a matrix product."""
         module = self.module
         kernel, axes = module.kernel_size, range(len(module.kernel_size))
+        aligned = _ALIGNED if step.state.in_place else 1  # runtimes arrange rows by themselves
         grid = [image.shape[2 + axis] // kernel[axis] for axis in axes]
         for axis in axes:
             image = image.narrow(2 + axis, 0, grid[axis] * kernel[axis])
         sides = [side for axis in axes for side in (grid[axis], kernel[axis])]
         cells = image.reshape(*image.shape[:2], *sides)
         size = math.prod((image.shape[1], *kernel))
-        padded = -(-size // _ALIGNED) * _ALIGNED  # matrix units need rows of aligned length
-        make = image.new_empty if padded == size else image.new_zeros
-        patches = make(len(image), *grid, padded)
+        padded = -(-size // aligned) * aligned  # matrix units need rows of aligned length
         places = [2 + 2 * axis for axis in axes]  # of the grid among the axes of the cells
+<<<<<<< HEAD
         to = patches[..., :size].unflatten(-1, (image.shape[1], *kernel))
         source = cells.permute(0, *places, 1, *(place + 1 for place in places))
         _copy(to, source)
+=======
+        turned = cells.permute(0, *places, 1, *(place + 1 for place in places))
+        if padded == size:
+            patches = turned.reshape(len(image), *grid, size)
+        else:
+            patches = image.new_zeros(len(image), *grid, padded)
+            patches[..., :size].unflatten(-1, (image.shape[1], *kernel)).copy_(turned)
+>>>>>>> w-export
         weight = step.constant(
             (id(module), "rows"), lambda: F.pad(module.weight.flatten(1), (0, padded - size))
         )

@@ -207,8 +207,11 @@ def _padded(order: Tensor, allowed: Tensor, width: int) -> Picked:
     valid = torch.arange(width, device=order.device) < count[:, None]
     first = torch.where(count > 0, order[:, 0], 0)
     index = torch.where(valid, order[:, :width], first[:, None])
-    rank = order.argsort(dim=-1)
-    return Picked(index, count, torch.where(rank < count[:, None], rank, -1).to(torch.int32))
+    # A padded slot repeats the first token, which is in slot 0.
+    slot = torch.where(valid, torch.arange(width, device=order.device), 0).to(torch.int32)
+    slot = torch.where(count[:, None] > 0, slot, -1)
+    places = torch.full(order.shape, -1, dtype=torch.int32, device=order.device)
+    return Picked(index, count, places.scatter(1, index, slot))
 
 
 def _fitting(order: Tensor, allowed: Tensor) -> Picked:
