@@ -13,12 +13,7 @@ from eventful.cli.tables import Column, Grid, show
 from eventful.errors import ConfigError, MissingFileError
 from eventful.export.frames import open_for_export
 from eventful.export.measuring import WAYS, Way, measure
-<<<<<<< HEAD
-from eventful.modelspec.opening import open_named
-from eventful.modelspec.size import both_sides, parse_size
-=======
 from eventful.modelspec.size import parse_size
->>>>>>> w-export
 
 PAGE = Path("docs/export.md")
 
@@ -30,12 +25,7 @@ def run(
     """Measure, print, and write `out`."""
     chosen = [_way(text) for text in ways] or list(WAYS)
     given = parse_size(size)
-<<<<<<< HEAD
-    opened = open_named(model, weights=weights, size=given)
-    example = example_frame(opened.model, None if given is None else both_sides(given))
-=======
     opened, example = open_for_export(model, weights, given)
->>>>>>> w-export
     with shown(f"bench {model}", "runtimes") as report:
         made = measure(
             opened, model, example, r, chosen, frames=frames, threads=threads, tick=report

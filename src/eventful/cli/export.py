@@ -95,14 +95,8 @@ def run(what: Exported) -> None:
     from eventful.config import Config
     from eventful.export import export as write
     from eventful.export import exportable
-<<<<<<< HEAD
-    from eventful.export.frames import example_frame
-    from eventful.modelspec.opening import open_named
-    from eventful.modelspec.size import both_sides, parse_size
-=======
     from eventful.export.frames import open_for_export
     from eventful.modelspec.size import parse_size
->>>>>>> w-export
 
     _check_dtype(what)
     numbers = _numbers(what.r)
@@ -112,15 +106,9 @@ def run(what: Exported) -> None:
         config = exportable(policy, max_age=age)
     else:
         config = Config.preset(what.rule, policy)
-<<<<<<< HEAD
-    opened = open_named(what.model, weights=what.weights, size=size)
-    model = opened.model.to(getattr(torch, what.dtype.value))
-    example = example_frame(model, None if size is None else both_sides(size))
-=======
     dtype = getattr(torch, what.dtype.value)
     model, example = open_for_export(what.model, what.weights, size)
     model, example = model.to(dtype), example.to(dtype)
->>>>>>> w-export
     with shown(f"export {what.model}", "graphs") as report:
         if what.to is Target.triton:
             _to_triton(model, example, config, max(numbers), what, report)

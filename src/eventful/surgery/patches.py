@@ -73,18 +73,13 @@ class PatchForward:
         size = math.prod((image.shape[1], *kernel))
         padded = -(-size // aligned) * aligned  # matrix units need rows of aligned length
         places = [2 + 2 * axis for axis in axes]  # of the grid among the axes of the cells
-<<<<<<< HEAD
-        to = patches[..., :size].unflatten(-1, (image.shape[1], *kernel))
-        source = cells.permute(0, *places, 1, *(place + 1 for place in places))
-        _copy(to, source)
-=======
         turned = cells.permute(0, *places, 1, *(place + 1 for place in places))
-        if padded == size:
+        if not step.state.in_place:
             patches = turned.reshape(len(image), *grid, size)
         else:
-            patches = image.new_zeros(len(image), *grid, padded)
-            patches[..., :size].unflatten(-1, (image.shape[1], *kernel)).copy_(turned)
->>>>>>> w-export
+            make = image.new_empty if padded == size else image.new_zeros
+            patches = make(len(image), *grid, padded)
+            _copy(patches[..., :size].unflatten(-1, (image.shape[1], *kernel)), turned)
         weight = step.constant(
             (id(module), "rows"), lambda: F.pad(module.weight.flatten(1), (0, padded - size))
         )
