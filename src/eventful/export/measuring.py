@@ -170,7 +170,7 @@ def _row(
     return Times(
         model=name,
         size="x".join(map(str, example.shape[2:])),
-        runtime=_LIBRARY[way.to],
+        runtime="AOTInductor, torch" if way.to == "aoti" else _LIBRARY[way.to],
         version=version(_LIBRARY[way.to]),
         precision=way.precision,
         tokens=last.tokens,
