@@ -20,7 +20,9 @@ from eventful.errors import (
     UnsupportedError,
 )
 from eventful.export import Runtime, export, exportable
+from eventful.export.frames import open_for_export
 from eventful.export.manifest import NAME
+from eventful.modelspec.opening import RandomWeightsWarning
 from exports import TOKENS, assert_steps_agree, changing, selected, tiny_vit
 from tolerances import assert_near
 
@@ -310,3 +312,12 @@ def test_memory_that_is_read_after_the_update_is_not_updated_in_place(tmp_path) 
     late = make("ScatterND", ["old", "at", "scaled"], ["new"])
     assert of(before, use, late, make("Neg", ["new"], ["seen"])) == {"k"}
     assert of(make("Add", ["old", "old"], ["new"]), make("Neg", ["new"], ["seen"])) == set()
+
+
+@pytest.mark.parametrize("name", ["timm:vit_small_patch14_dinov2", "timm:vit_tiny_patch16_224"])
+def test_models_by_name_with_and_without_a_head(name) -> None:
+    with pytest.warns(RandomWeightsWarning):
+        model, frame = open_for_export(name, size=112)
+    assert frame.shape == (1, 3, 112, 112)
+    with torch.no_grad():
+        assert model(frame).dim() == 2

@@ -10,6 +10,9 @@ from eventful.modelspec.size import Size, both_sides
 from eventful.pipeline.subject import open_subject
 from eventful.surgery.conversion import inspect
 
+# `eventful run` shows all features of a model without a head; its graph gives what a call gives.
+_CALLED = ("forward", "forward_features")
+
 
 def open_for_export(
     name: str, weights: str | None = None, size: Size | None = None
@@ -27,7 +30,7 @@ def open_for_export(
     if own is None:
         raise UnsupportedError(f"{name} has no frame size of its own: give --size HxW.")
     ready = subject.at(*own)
-    if ready.step_frames != 1 or ready.method != "forward":
+    if ready.step_frames != 1 or ready.method not in _CALLED:
         raise UnsupportedError(
             f"{name} is stepped with {ready.step_frames} frames through `{ready.method}`, and a "
             "graph takes one frame. Export its tower: eventful.export.export(model.vision_model, "
