@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import videos
 from cluster_threads import ThreadEngine
 from commands import here  # noqa: F401
+from eventful.cluster.reader import Reader
 from eventful.cluster.run import RunOptions, read_status, run
 from eventful.cluster.sources import (
     ModelSpec,
@@ -81,9 +83,17 @@ def started(path: Path, out: Path, observe: Any = None, **options: Any) -> tuple
     return found, engine
 
 
-def test_every_frame_is_counted_once_whoever_is_killed(tmp_path, films):
+def test_every_frame_is_counted_once_whoever_is_killed(tmp_path, films, monkeypatch):
     path = plan(tmp_path, "".join(stream(name, films(200)) for name in "abc"))
     victims = ["w0", "registry", "r0", "w1"]
+    take = Reader.take
+
+    def slow_take(reader: Reader, *args: Any) -> Any:
+        time.sleep(0.05 if victims else 0)  # no machine is done before the last kill
+        return take(reader, *args)
+
+    monkeypatch.setattr(Reader, "take", slow_take)
+    monkeypatch.setattr("eventful.cluster.run._SAVE", 0.1)
 
     def kill(engine: ThreadEngine, status: dict[str, Any]) -> None:
         if victims and sum(s["counted"] for s in status["streams"]) > 5 * (4 - len(victims)):

@@ -414,14 +414,14 @@ def test_an_interrupted_command_ends_all_files(
     after = StopAfter(3)
     monkeypatch.setattr(run_progress.LineProgress, "stepped", after.stepped.__func__)
     monkeypatch.setattr(run_progress.LineProgress, "left", 3, raising=False)
-    out = tmp_path / "run"
+    out, handler = tmp_path / "run", signal.getsignal(signal.SIGINT)
     done = here("run", detector, clip, "--out", out, "--no-report")
     assert done.returncode == 130, done.stderr
     assert numbers(out) == [0, 1, 2]
     (video,) = out.glob("*.mp4")
     assert frames_of(video) == 3
     assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_a_wait_for_a_frame_is_cut_short() -> None:
