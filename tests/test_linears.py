@@ -16,17 +16,17 @@ from torch import nn
 from eventful import Config, Stream, TopR, convert, restore
 from eventful.live import memory
 from eventful.models.vivit.model import SpatialModel, ViViTConfig
+from eventful.ops import packed
 from eventful.surgery import linears
-from eventful.surgery.conversion import find_session
 from tolerances import assert_near
 
-pytestmark = pytest.mark.skipif(not linears.packing_available(), reason="needs oneDNN")
+pytestmark = pytest.mark.skipif(not packed.packing_available(), reason="needs oneDNN")
 LAYERS = 2 * 4  # two blocks of four linear layers
 
 
 @pytest.fixture
 def model(monkeypatch):
-    monkeypatch.setattr(linears, "_LEAST", 1)
+    monkeypatch.setattr(linears, "LEAST", 1)
     torch.manual_seed(0)
     return SpatialModel(ViViTConfig(size=32, patch=8, dim=32, depth=2, heads=2)).eval()
 
@@ -42,15 +42,25 @@ def steps(model, clips, config=None):
     return stream, [stream(clip) for clip in clips]
 
 
+def held():
+    """The rearranged weights that something uses, with the identity of each."""
+    gc.collect()
+    return {key: id(value) for key, value in packed._shared.items()}
+
+
 @pytest.mark.parametrize("preset", ["fast", "exact", "paper"])
 def test_equals_plain_products(model, clips, monkeypatch, preset):
     config = Config.preset(preset, TopR(4), fallback=False)
-    stream, packed = steps(model, clips, config)
-    assert len(find_session(stream.model).packed) == LAYERS
-    monkeypatch.setenv(linears.VARIABLE, "0")
+    before = len(held())
+    stream, made = steps(model, clips, config)
+    assert len(held()) == before + LAYERS
+    stream.close()
+    del stream
+    assert len(held()) == before
+    monkeypatch.setenv(packed.VARIABLE, "0")
     plain, expected = steps(model, clips, config)
-    assert not find_session(plain.model).packed
-    for t, (one, other) in enumerate(zip(packed, expected, strict=True)):
+    assert len(held()) == before, plain
+    for t, (one, other) in enumerate(zip(made, expected, strict=True)):
         assert_near(one, other, "step", f"frame {t}")
 
 
@@ -61,18 +71,19 @@ def test_outside_a_stream_the_layers_are_the_original_ones(model, clips):
 
 
 def test_streams_share_the_weights_and_give_them_back(model, clips):
+    before = held()
     first, _ = steps(model, clips)
-    session = find_session(first.model)
-    held = {key: id(value) for key, value in session.packed.items()}
+    there = held()
     second = Stream(first.model)
     second(clips[0])
-    assert {key: id(value) for key, value in session.packed.items()} == held
+    other = Stream(convert(copy.deepcopy(model), Config.fast(TopR(4))))
+    other(clips[0])
+    assert held() == there
     first.close()
-    gc.collect()
-    assert len(session.packed) == LAYERS
+    other.close()
+    assert held() == there
     second.close()
-    gc.collect()
-    assert not session.packed
+    assert held() == before
 
 
 @pytest.mark.parametrize("change", [1.0, -2.0], ids=["another value", "another sign"])
@@ -91,21 +102,21 @@ def test_written_weights_are_rearranged_anew(model, clips, data, change):
 
 
 def test_other_precisions_and_small_layers_stay(model, clips, monkeypatch):
+    before = held()
     stream, _ = steps(model.to(torch.bfloat16), clips.bfloat16())
-    assert not find_session(stream.model).packed
+    assert held() == before
     stream = Stream(convert(model.float(), Config.fast(TopR(4), fallback=False)))
     with torch.autocast("cpu", torch.bfloat16):
         stream(clips[0])
-    assert not find_session(stream.model).packed
-    monkeypatch.setattr(linears, "_LEAST", 1 << 17)
+    assert held() == before
+    monkeypatch.setattr(linears, "LEAST", 1 << 17)
     assert not any(map(linears.can_pack, model.modules()))
     assert linears.can_pack(nn.Linear(384, 384))
 
 
-def test_a_copy_starts_without_them_and_restore_removes_the_layers_forward(model, clips):
+def test_a_copy_gives_the_same_and_restore_removes_the_layers_forward(model, clips):
     stream, made = steps(model, clips)
     twin = copy.deepcopy(stream.model)
-    assert not find_session(twin).packed
     again = Stream(twin)
     for clip, one in zip(clips, made, strict=True):
         assert torch.equal(again(clip), one)
@@ -129,31 +140,31 @@ def test_other_numbers_of_tokens_need_few_kinds_of_code(model, monkeypatch):
             outputs.append(stream(frame))
         return outputs
 
-    monkeypatch.setenv(linears.VARIABLE, "0")
+    monkeypatch.setenv(packed.VARIABLE, "0")
     expected = run()
-    monkeypatch.delenv(linears.VARIABLE)
+    monkeypatch.delenv(packed.VARIABLE)
     seen = set()
-    whole = linears._product
+    whole = linears.packed_product
 
-    def watched(tokens, weight, bias, more):
-        seen.add(tokens.numel() // tokens.shape[-1] + more)
-        return whole(tokens, weight, bias, more)
+    def watched(tokens, weight, bias, served):
+        seen.add(served)
+        return whole(tokens, weight, bias, served)
 
-    monkeypatch.setattr(linears, "_product", watched)
+    monkeypatch.setattr(linears, "packed_product", watched)
     for t, (one, other) in enumerate(zip(run(), expected, strict=True)):
         assert_near(one, other, "step", f"frame {t}")
     tokens = 16 * 16 + 1
     assert tokens in seen  # all of them: as they are
-    assert seen - {tokens} <= set(map(linears.served_rows, range(40, tokens)))
+    assert seen - {tokens} <= set(map(packed.served_rows, range(40, tokens)))
     assert len(seen) <= 1 + 12
 
 
 @pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 63, 64, 65, 100, 1000, 4097])
 def test_few_rows_are_added(rows):
-    served = linears.served_rows(rows)
+    served = packed.served_rows(rows)
     assert rows <= served <= rows * 1.125
-    assert linears.served_rows(served) == served
-    assert len(set(map(linears.served_rows, range(rows, 2 * rows)))) <= 17
+    assert packed.served_rows(served) == served
+    assert len(set(map(packed.served_rows, range(rows, 2 * rows)))) <= 17
 
 
 GROWTH = """

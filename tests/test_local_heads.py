@@ -18,9 +18,10 @@ from eventful.models.vitdet.kept_regions import RegionMemory, kept_regions
 from eventful.models.vitdet.pyramid import SimpleFeaturePyramid
 from eventful.models.vitdet.regions import pool_regions
 from eventful.models.vitdet.updated import SCALES, UpdatedMaps, pyramid_levels
-from eventful.ops import Lift, MapLayer, MapLevels, eager_maps
+from eventful.ops import Lift, MapLayer, MapLevels, eager_maps, packed
 from eventful.rules.local import HeadMemory, conv_taps, lift_weight, plain_parts
 from eventful.rules.step import Step
+from eventful.surgery import linears
 from eventful.surgery.heads import head_bytes
 from eventful.tokens.layout import TokenLayout
 from tiny_models import detector
@@ -28,6 +29,13 @@ from tiny_models import detector
 GRID = (7, 9)
 SIZE = (16 * GRID[0], 16 * GRID[1])
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def rearranged(monkeypatch):
+    """Weights are rearranged as in a detector of the usual size; test_map_ops has plain ones."""
+    monkeypatch.setattr(packed, "LEAST", 1)
+    monkeypatch.setattr(linears, "LEAST", 1)
 
 
 @pytest.fixture(params=["host", "resident"])

@@ -10,7 +10,7 @@ import eventful
 from backends import DEVICE, also, backends, make, poison, triton  # noqa: F401
 from eventful import ops
 from eventful.models.vitdet.updated import SCALES, pyramid_levels
-from eventful.ops import Lift, MapLayer, MapLevels, reference
+from eventful.ops import Lift, MapLayer, MapLevels, packed, reference
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -107,3 +107,37 @@ def test_changed_pixels_by_a_kernel(backend, reach, grid, share):
     expected = reference.changed_pixels(changed, levels, SCALES, reach)
     with eventful.use_backend(backend):
         assert torch.equal(ops.changed_pixels(changed, levels, SCALES, reach), expected)
+
+
+@pytest.mark.skipif(not packed.packing_available(), reason="needs oneDNN")
+@pytest.mark.parametrize("share", [0.02, 0.3])
+def test_rearranged_weights_on_a_cpu(share, monkeypatch):
+    """Layers as large as in a real pyramid: three levels with weights of their own, and a lift."""
+    levels = MapLevels(((70, 70), (9, 20), (5, 3)))  # more pixels than are gathered at once
+    inside, outside, scale = 96, 160, 2
+    layer = MapLayer(torch.randn(3, 9, inside, outside) / 30, torch.randn(3, outside))
+    lift = Lift(torch.randn(inside, scale**2 * outside) / 10, torch.randn(outside), scale=scale)
+    assert layer.weight[0].numel() >= packed.LEAST
+    served = []
+    whole = packed.packed_product
+    monkeypatch.setattr(packed, "LEAST", lift.weight.numel())
+    monkeypatch.setattr(
+        packed, "packed_product", lambda *args: served.append(args[-1]) or whole(*args)
+    )
+    mask = torch.rand(2, levels.pixels) < share
+    x, before = torch.randn(2, levels.pixels, inside), torch.randn(2, levels.pixels, outside)
+    lifted = torch.randn(2, 20 * 25, inside), torch.rand(2, 20 * 25) < share
+    expected, found = [], []
+    with torch.no_grad():
+        for results, backend in ((expected, "reference"), (found, "eager")):
+            maps, pixels = before.clone(), torch.zeros(2, 500 * scale**2, outside)
+            with eventful.use_backend(backend):
+                ops.update_maps_(maps, x, layer, ops.list_changed(mask, levels.sizes), levels)
+                listed = ops.list_changed(lifted[1], ((20, 25),))
+                ops.lift_tokens_(pixels, lifted[0], lift, listed, (20, 25), 0)
+            results += [maps, pixels]
+            assert bool(served) == (backend == "eager")
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+    assert torch.equal(found[0][~mask], before[~mask])
+    assert set(served) <= set(map(packed.served_rows, range(1, 2049)))

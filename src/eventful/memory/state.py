@@ -178,6 +178,7 @@ class RowState(StreamState):
         self.tensors: dict[str, Tensor] = {}
         self.frames = [-1] * streams
         self._undo: list[Callable[[], None]] | None = None
+        self._temporary = ops.TemporaryBuffers()
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -263,7 +264,8 @@ class RowState(StreamState):
         if len(places) == len(target):  # nothing of it stays: cheaper than to keep a copy
             self.fill(name, torch.empty_like(self.tensors[name]), owned=True)
             return self.tensors[name]
-        old = target.index_select(0, places)
+        room = self._temporary.take((len(places), target.shape[1]), target)
+        old = torch.index_select(target, 0, places, out=room)
 
         def restore() -> None:
             target.index_copy_(0, places, old)
@@ -295,12 +297,14 @@ class RowState(StreamState):
     def commit(self) -> None:
         """See `StreamState`."""
         self._undo = None
+        self._temporary.release()
 
     def rollback(self) -> None:
         """Undo what was written since `begin`, last write first."""
         for undo in reversed(self._undo or []):
             undo()
         self._undo = None
+        self._temporary.release()
 
     def add_row(self) -> int:
         """See `StreamState`."""

@@ -61,7 +61,7 @@ from eventful.ops.registry import (
     use_backend,
     why_not,
 )
-from eventful.ops.scratch import scratch
+from eventful.ops.scratch import TemporaryBuffers, scratch
 
 add_context_ = operation(_reference.add_context_)
 add_held = operation(_reference.add_held)
@@ -126,6 +126,7 @@ __all__ = [
     "Picked",
     "Pool",
     "Ragged",
+    "TemporaryBuffers",
     "Weights",
     "WindowGrid",
     "WindowMap",

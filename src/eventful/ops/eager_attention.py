@@ -78,13 +78,17 @@ def _on_cuda(
 def key_bias(down: Tensor, across: Tensor, at: Tensor) -> Tensor:
     """`reference.key_bias` of one stream, as a product with ones at the places of the keys.
 
-    It is exact for finite numbers, and several times faster than gathering.
+    It is exact for finite numbers, and several times faster than gathering. It is in memory that
+    is kept, as that of `whole_bias`.
     """
     tall, wide = down.shape[-1], across.shape[-1]
-    ones = down.new_zeros(len(at), tall + wide, dtype=torch.float32)
-    ones.scatter_(1, torch.stack([at // wide, tall + at % wide], dim=1), 1.0)
-    parts = torch.cat([down, across], dim=-1).transpose(1, 2).float()  # (1, H, N, kh + kw)
-    return parts @ ones.T
+    ones = torch.zeros(tall + wide, len(at), device=at.device)
+    ones.scatter_(0, torch.stack([at // wide, tall + at % wide]), 1.0)
+    shape = (*down.shape[:3], tall + wide)  # (1, N, H, kh + kw)
+    room = scratch("relative", shape, down)
+    parts = torch.cat([down, across], dim=-1, out=room).float().flatten(0, 2)
+    made = torch.mm(parts, ones, out=scratch("bias", (len(parts), len(at)), parts))
+    return made.view(*shape[:3], len(at)).transpose(1, 2)
 
 
 def attend_windows(
@@ -119,16 +123,17 @@ def attend_windows(
     stream_of, window_of = home // windows.count, home % windows.count
     members = spots.members[window_of]  # (T, S)
     inside = members < windows.grid[0] * windows.grid[1]
+    row = stream_of[:, None] * k.shape[2] + members.clamp_max(k.shape[2] - 1)
+    outside = (~inside).flatten().nonzero()[:, 0] if pad is not None else None
 
-    def taken(source: Tensor, filler: Tensor | None) -> Tensor:
+    def taken(name: str, source: Tensor, filler: Tensor | None) -> Tensor:
         """(T, S, H, d)."""
-        last = source.shape[2] - 1
-        part = source.transpose(1, 2)[stream_of[:, None], members.clamp_max(last)]
-        if filler is not None:
-            part = torch.where(
-                inside[..., None, None], part, filler.to(part.dtype).view(heads, width)
-            )
-        return part
+        every = source.transpose(1, 2).reshape(-1, heads * width)
+        room = scratch(name, (row.numel(), heads * width), every)
+        part = torch.index_select(every, 0, row.flatten(), out=room)
+        if filler is not None and outside is not None:
+            part.index_copy_(0, outside, filler.to(part.dtype).view(1, -1).expand(len(outside), -1))
+        return part.view(*row.shape, heads, width)
 
     bias = None
     if relative is not None:
@@ -140,8 +145,8 @@ def attend_windows(
         bias = reference.border_bias(inside[:, None, None], bias, q.dtype)
     result = F.scaled_dot_product_attention(
         queries.transpose(1, 2),
-        taken(k, pad and pad[0]).transpose(1, 2),
-        taken(v, pad and pad[1]).transpose(1, 2),
+        taken("window keys", k, pad and pad[0]).transpose(1, 2),
+        taken("window values", v, pad and pad[1]).transpose(1, 2),
         attn_mask=bias,
         scale=scale,
     )

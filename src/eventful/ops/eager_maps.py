@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from eventful.ops import reference
+from eventful.ops.packed import gathered_product, layer_weight
 from eventful.ops.reference.maps import Changed, Lift, MapLayer, MapLevels
-from eventful.ops.scratch import scratch
 
 DENSE_SHARE = 0.78  # of a level's pixels; beyond it a dense convolution was faster when measured
 _CHUNK = 2048  # pixels gathered at once: more would need much memory, fewer many launches
@@ -59,19 +59,12 @@ def _update_few(
     out_: Tensor, x: Tensor, layer: MapLayer, pixel: Tensor, level: int, levels: MapLevels
 ) -> None:
     """Compute the pixels (n,) of one level, of maps (P, C) and (P, C')."""
-    weight = layer.weight[min(level, len(layer.weight) - 1)]
-    taps, before, _ = weight.shape
-    matrix = weight.flatten(0, 1)
+    entry = min(level, len(layer.weight) - 1)
+    matrix, taps = layer.weight[entry].flatten(0, 1), layer.weight.shape[1]
+    packed = layer_weight(layer, entry, matrix)
     for some in pixel.split(_CHUNK):  # type: ignore[no-untyped-call]
         near = some if taps == 1 else _neighbours(levels)[some].flatten()
-        room = scratch("map pixels", (len(near), before), x)
-        if room is None:
-            rows = x.index_select(0, near.clamp_min(0))
-        else:
-            rows = torch.index_select(x, 0, near.clamp_min(0), out=room)
-        if taps > 1:
-            rows.index_fill_(0, (near < 0).nonzero()[:, 0], 0)
-        products = rows.view(len(some), taps * before) @ matrix
+        products = gathered_product(x, near, taps, matrix, packed)
         out_.index_copy_(0, some, layer.finish(products, level).to(out_.dtype))
 
 
@@ -102,11 +95,13 @@ def lift_tokens_(
     wide, scale = grid[1], lift.scale
     step = torch.arange(scale)
     corner = (step[:, None] * (wide * scale) + step).flatten()  # of the pixels of one token
+    packed = layer_weight(lift, 0, lift.weight)
     for stream, row in enumerate(rows):
         for token in changed.mask[stream].nonzero()[:, 0].split(_CHUNK):  # type: ignore[no-untyped-call]
             if len(token) == 0:
                 continue
-            pixels = lift.pixels(tokens[stream].index_select(0, token)).flatten(0, 1)
+            products = gathered_product(tokens[stream], token, 1, lift.weight, packed)
+            pixels = lift.finish(products).flatten(0, 1)
             first = (token // wide * scale) * (wide * scale) + token % wide * scale + place
             at = (first[:, None] + corner).flatten()
             out_[row].index_copy_(0, at, pixels.to(out_.dtype))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 _kept = threading.local()
+_MOST_FREE = 6  # buffers that a thread keeps for reuse
 
 
 def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor | None:
@@ -28,3 +29,45 @@ def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor | None:
         with torch.inference_mode(False):
             rooms[key] = torch.empty(size, dtype=like.dtype)
     return rooms[key][:size].view(*shape)
+
+
+class TemporaryBuffers:
+    """Buffers for intermediate results that are needed until `release`.
+
+    Their memory is reused by the next objects of this class in the same thread.
+    """
+
+    def __init__(self) -> None:
+        self._taken: list[Tensor] = []
+
+    def take(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """An uninitialised tensor, valid until `release`."""
+        size = math.prod(shape)
+        if like.device.type != "cpu":
+            return like.new_empty(shape)
+        free = _free_buffers()
+        fitting = [i for i, buffer in enumerate(free) if _fits(buffer, size, like.dtype)]
+        if fitting:
+            found = free.pop(min(fitting, key=lambda i: free[i].numel()))
+        else:
+            with torch.inference_mode(False):
+                found = torch.empty(size, dtype=like.dtype)
+        self._taken.append(found)
+        return found[:size].view(*shape)
+
+    def release(self) -> None:
+        """End the use of all buffers taken. The largest are kept for reuse."""
+        free = _free_buffers()
+        free += self._taken
+        free.sort(key=lambda buffer: buffer.nbytes, reverse=True)
+        del free[_MOST_FREE:]
+        self._taken = []
+
+
+def _free_buffers() -> list[Tensor]:
+    found: list[Tensor] = vars(_kept).setdefault("free", [])
+    return found
+
+
+def _fits(buffer: Tensor, size: int, dtype: torch.dtype) -> bool:
+    return buffer.dtype == dtype and buffer.numel() >= size

@@ -132,9 +132,13 @@ def plain_parts(head: nn.Module, known: Iterable[type]) -> bool:
     """
     allowed = set(known)
     for module in head.modules():
-        if module is not head and (type(module) not in allowed or "forward" in vars(module)):
+        if module is head:
+            continue
+        forward = vars(module).get("forward")
+        replaced = forward is not None and not getattr(forward, "same_result", False)
+        if type(module) not in allowed or replaced:
             return False
-        if module is not head and (module._forward_hooks or module._forward_pre_hooks):
+        if module._forward_hooks or module._forward_pre_hooks:
             return False
     return True
 

@@ -20,7 +20,7 @@ from eventful.surgery.adapters import Adapter, adapters
 from eventful.surgery.clones import clone_tree
 from eventful.surgery.heads import install_heads
 from eventful.surgery.inspection import Inspection, block_shapes, inspect
-from eventful.surgery.linears import LinearForward, can_pack
+from eventful.surgery.linears import pack_linears
 from eventful.surgery.matching import (
     BlockMatch,
     block_matches,
@@ -240,9 +240,7 @@ def _install(session: Session, plan: _Plan) -> None:
         )
         forward = BlockForward(session, plan.name, block, following, place)
         session.place(block, "forward", forward)
-        for part in block.modules():
-            if can_pack(part) and "forward" not in vars(part):
-                session.place(part, "forward", LinearForward(session, part))
+        pack_linears(session, block)
     for module in plan.trunk.modules():
         if embeds_patches(module):
             session.place(module, "forward", PatchForward(session, plan.name, module))

@@ -15,6 +15,7 @@ from torch import nn
 
 from eventful.config import Config
 from eventful.rules.local import HeadMemory
+from eventful.surgery.linears import pack_linears
 from eventful.surgery.session import Session, count_loads
 
 
@@ -45,6 +46,7 @@ def install_heads(session: Session, model: nn.Module) -> None:
     for name, module in local_heads(model):
         session.heads[name] = module
         session.place(module, "forward", HeadForward(session, name, module))
+        pack_linears(session, module)
         session.handles.append(count_loads(module, session))
 
 

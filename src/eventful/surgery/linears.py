@@ -1,68 +1,34 @@
-"""Linear layers of steps on a CPU, with weights that are rearranged once.
-
-Ahead of every product, the matrix library copies the weights into the order in which it reads
-them. A dense step spreads that over all tokens of a frame. With 50 tokens it takes a fifth of the
-product's time. oneDNN can keep the rearranged weights. The sums are the same, in another order.
-
-oneDNN also makes code for every number of rows, half of which it never frees: about 0.6 MB for each
-number and layer, and as much time as a product of a small model takes. The tokens that changed are
-another number in every frame, so rows of zeros are added up to one of few numbers.
-"""
+"""Linear layers of steps on a CPU, with weights that are rearranged once (`ops.packed`)."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from eventful.ops.packed import LEAST, PackedWeight, pack, packed_product, served_rows
 from eventful.rules.step import Step
 from eventful.surgery.session import Session
-
-VARIABLE = "EVENTFUL_PACK"
-_LEAST = 1 << 17  # weights; of smaller layers the product takes next to no time
-_ROWS = 64  # for which the weights are arranged; other numbers are served as well
-_ops: Any = torch.ops.mkldnn
-
-
-class PackedWeight:
-    """The weights of one layer as oneDNN reads them, shared by all streams of a model.
-
-    Attributes:
-        weight: opaque to other operations.
-    """
-
-    def __init__(self, weight: Tensor) -> None:
-        with torch.inference_mode(False), torch.no_grad():
-            self.weight: Tensor = _ops._reorder_linear_weight(weight.detach(), _ROWS)
-
-    def holds(self, weight: Tensor) -> bool:
-        """Whether it was made from these values; torch does not count every write to a weight."""
-        with torch.inference_mode(False), torch.no_grad():
-            return torch.equal(self.weight.to_dense(), weight)
 
 
 def can_pack(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a module is a linear layer whose weights are worth rearranging on a CPU."""
-    return type(module) is nn.Linear and module.weight.numel() >= _LEAST
+    return type(module) is nn.Linear and module.weight.numel() >= LEAST
 
 
-def packing_available() -> bool:
-    """Whether this torch can keep rearranged weights; EVENTFUL_PACK=0 says not to."""
-    names = ("_reorder_linear_weight", "_linear_pointwise")
-    return (
-        os.environ.get(VARIABLE, "1") not in ("0", "false", "no")
-        and torch.backends.mkldnn.is_available()
-        and bool(torch.backends.mkldnn.enabled)
-        and all(hasattr(_ops, name) for name in names)
-    )
+def pack_linears(session: Session, module: nn.Module) -> None:
+    """Give the large linear layers inside a module their forward in a step."""
+    for part in module.modules():
+        if can_pack(part) and "forward" not in vars(part):
+            session.place(part, "forward", LinearForward(session, part))
 
 
 class LinearForward:
     """A linear layer's forward: with rearranged weights in a step on a CPU in fp32."""
+
+    same_result = True  # of the layer's own forward, see `rules.local.plain_parts`
 
     def __init__(self, session: Session, module: nn.Linear) -> None:
         self.session, self.module = session, module
@@ -71,45 +37,21 @@ class LinearForward:
         """Take what the layer takes, return what it returns."""
         step, module = self.session.step, self.module
         if step is not None and len(args) == 1 and not kwargs and _serves(step, module, args[0]):
-            packed = step.constant((id(module), "packed"), self._packed)
+            packed: PackedWeight | None = step.constant(
+                (id(module), "packed"), lambda: pack(module.weight)
+            )
             if packed is not None:
                 rows = args[0].numel() // module.in_features
                 served = rows if _is_whole(step, args[0]) else served_rows(rows)
-                return _product(args[0], packed.weight, module.bias, served - rows)
+                return packed_product(args[0], packed, module.bias, served)
         forward: Callable[..., Tensor] = type(module).forward
         return forward(module, *args, **kwargs)
-
-    def _packed(self) -> PackedWeight | None:
-        """The rearranged weights: another stream's, if the weights are still the same."""
-        if not packing_available():
-            return None
-        weight = self.module.weight
-        with self.session.packing:
-            known = self.session.packed.get(id(self.module))
-            if known is None or not known.holds(weight):
-                known = self.session.packed[id(self.module)] = PackedWeight(weight)
-        return known
-
-
-def served_rows(rows: int) -> int:
-    """The next number of rows that code is made for: eight from each power of two to the next."""
-    step = 1 << max(0, (rows - 1).bit_length() - 4)
-    return -(-rows // step) * step
 
 
 def _is_whole(step: Step, tokens: Tensor) -> bool:
     """Whether these are all tokens, whose number changes with that of the streams alone."""
     whole = {layout.tokens for layout in step.layouts.values()}
     return step.flush_all or (tokens.dim() > 1 and tokens.shape[-2] in whole)
-
-
-def _product(tokens: Tensor, weight: Tensor, bias: Tensor | None, more: int) -> Tensor:
-    """A layer's output, computed with `more` rows of zeros behind the tokens."""
-    given = tokens
-    if more:
-        given = F.pad(tokens.reshape(-1, tokens.shape[-1]), (0, 0, 0, more))
-    result: Tensor = _ops._linear_pointwise(given, weight, bias, "none", [], "")
-    return result[:-more].view(*tokens.shape[:-1], -1) if more else result
 
 
 def _serves(step: Step, module: nn.Linear, tokens: Any) -> bool:

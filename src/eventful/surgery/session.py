@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -21,7 +21,6 @@ from eventful.surgery.original import Original
 
 if TYPE_CHECKING:  # the engine is above this package and is not imported from here
     from eventful.engine.store import DeviceStore
-    from eventful.surgery.linears import PackedWeight
 
 Part = nn.Module | Tensor | None
 KeptTensor = tuple[ref[Tensor], int, int]  # a tensor, its address and its count of writes
@@ -50,8 +49,6 @@ class Session:
         parts: modules and parameters of the trunks when they were last compared.
         structure: a number that grows each time the comparison finds other parts.
         said: warnings that were given.
-        packed: rearranged weights by layer, as long as a stream uses them, see `surgery.linears`.
-        packing: held while they are looked up or made.
     """
 
     config: Config
@@ -74,10 +71,6 @@ class Session:
     parts: list[ref[nn.Module | Tensor] | None] = field(default_factory=list, repr=False)
     structure: int = 0
     said: set[str] = field(default_factory=set, repr=False)
-    packed: WeakValueDictionary[int, PackedWeight] = field(
-        default_factory=WeakValueDictionary, repr=False
-    )
-    packing: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _running: threading.local = field(default_factory=threading.local, repr=False)
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -126,8 +119,6 @@ class Session:
             "costs": {},
             "parts": [],
             "said": set(),
-            "packed": None,
-            "packing": None,
         }
         return {**self.__dict__, **left_out}
 
@@ -136,7 +127,6 @@ class Session:
         self.volatile = WeakKeyDictionary()
         self._running = threading.local()
         self._counting = threading.Lock()
-        self.packed, self.packing = WeakValueDictionary(), threading.Lock()
 
 
 def count_loads(module: nn.Module, session: Session) -> RemovableHandle:

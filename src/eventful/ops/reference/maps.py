@@ -67,16 +67,17 @@ class MapLayer:
     norm: Norm | None = None
     relu: bool = False
 
-    def finish(self, rows: Tensor, level: int) -> Tensor:
-        """Bias, norm and ReLU of products (..., C') at a level."""
+    def finish(self, products: Tensor, level: int) -> Tensor:
+        """Bias, norm and ReLU of products (..., C') at a level; the products are written."""
+        rows = products
         if self.bias is not None:
-            rows = rows + _of_level(self.bias, level)
+            rows = rows.add_(_of_level(self.bias, level))
         if self.norm is not None:
             weight, bias, eps = self.norm
             rows = F.layer_norm(
                 rows, rows.shape[-1:], _of_level(weight, level), _of_level(bias, level), eps
             )
-        return F.relu(rows) if self.relu else rows
+        return rows.relu_() if self.relu else rows
 
     def whole(self, x: Tensor, level: int) -> Tensor:
         """All pixels of a level (B, h, w, C) as (B, h, w, C')."""
@@ -170,10 +171,13 @@ class Lift:
 
     def pixels(self, tokens: Tensor) -> Tensor:
         """Tokens (..., D) as (..., scale * scale, C')."""
-        products: Tensor = tokens @ self.weight
+        return self.finish(tokens @ self.weight)
+
+    def finish(self, products: Tensor) -> Tensor:
+        """Bias, norm and GELU of products (..., scale * scale * C'), which are written."""
         made = products.view(*products.shape[:-1], self.scale**2, -1)
         if self.bias is not None:
-            made = made + self.bias
+            made.add_(self.bias)
         if self.norm is not None:
             made = F.layer_norm(made, made.shape[-1:], *self.norm)
         return F.gelu(made) if self.gelu else made
