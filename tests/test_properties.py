@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
 import eventful
 from eventful import Config, Selection, Threshold, TopR, ops
@@ -110,7 +111,8 @@ def test_a_failed_step_leaves_the_stream_as_it_was(shape, rule, policy, batch, s
         struck(clip[2])
     hook.remove()
     assert struck._state.tensors.keys() == held.keys()
-    assert all(torch.equal(struck._state[name], held[name]) for name in held)
+    for name, before in held.items():  # a change of outputs that is not known yet is NaN
+        assert_close(struck._state[name], before, rtol=0, atol=0, equal_nan=True, msg=name)
     for frame in clip[3:]:
         assert torch.equal(struck(frame), straight(frame))
 
