@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,4 +79,7 @@ def joined(device: str = "cpu") -> Iterator[Processes]:
     try:
         yield Processes(distributed.get_rank(), distributed.get_world_size(), place)
     finally:
+        # A DistributedDataParallel is freed by the garbage collector alone, and holds the group.
+        # Its threads would then outlive the interpreter, which ends the process with SIGABRT.
+        gc.collect()
         distributed.destroy_process_group()
