@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eventful.errors import UnsupportedError
-from eventful.export.tracing import narrow_sorts
+from eventful.export.rewrites import narrow_sorts
 from eventful.surgery.libraries import load
 
 OPSET = 20

@@ -1,4 +1,4 @@
-"""torch.export of a step, and the small rewrites that keep copies of memory out of its graph."""
+"""torch.export of a step."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from eventful import ops
 from eventful.errors import UnsupportedError
+from eventful.export.rewrites import simplify
 
 _aten: Any = torch.ops.aten
 
@@ -74,67 +75,3 @@ def _no_masks() -> Iterator[None]:
         yield
     finally:
         setattr(module, name, before)
-
-
-def simplify(graph: torch.fx.Graph) -> None:
-    """Replace `x[0]` of an axis of one by a view.
-
-    The rules hold memory as (1, N, D) and write rows of (N, D). Runtimes copy the whole tensor for
-    each `x[0]`, but not for a reshape.
-    """
-    for node in list(graph.nodes):
-        if node.op != "call_function" or node.target != _aten.select.int:
-            continue
-        source, dim, place = node.args
-        value = source.meta.get("val")
-        if value is None or value.shape[dim] != 1 or place not in (0, -1):
-            continue
-        if source.target == _aten.unsqueeze.default and source.args[1] == dim == 0:
-            node.replace_all_uses_with(source.args[0])
-        else:
-            with graph.inserting_before(node):
-                view = graph.call_function(_aten.squeeze.dim, (source, dim))
-            view.meta = dict(node.meta)
-            node.replace_all_uses_with(view)
-        graph.erase_node(node)
-    graph.eliminate_dead_code()
-
-
-def narrow_sorts(graph: torch.fx.Graph) -> None:
-    """Replace a sort of which the first few alone are used by a search for these.
-
-    For formats whose TopK puts the lower index first among equals, as a stable sort does.
-    """
-    nodes: list[Any] = list(graph.nodes)
-    for node in nodes:
-        if node.op != "call_function" or node.target != _aten.sort.stable:
-            continue
-        named = {"dim": -1, "descending": False, **node.kwargs}
-        dim, source = named["dim"], node.args[0]
-        size = source.meta["val"].shape[dim]
-        most = max((_end(use, dim, size) for part in node.users for use in part.users), default=0)
-        if not 0 < most < size:
-            continue
-        with graph.inserting_before(node):
-            arguments = (source, most, dim, named["descending"], True)
-            found: Any = graph.call_function(_aten.topk.default, arguments)
-        shown = [part.narrow(dim, 0, most) for part in node.meta["val"]]
-        found.meta = {**node.meta, "val": tuple(shown)}
-        for part in node.users:
-            part.meta["val"] = shown[part.args[1]]
-        node.replace_all_uses_with(found)
-        graph.erase_node(node)
-
-
-def _end(use: Any, dim: int, size: int) -> int:
-    """How many of the first elements along an axis a node reads; all if that is not known."""
-    ends = {_aten.slice.Tensor: 3, _aten.select.int: 2}
-    if use.target not in ends or len(use.args) <= ends[use.target]:
-        return size
-    rank, end = use.args[0].meta["val"].dim(), use.args[ends[use.target]]
-    if use.args[1] % rank != dim % rank:  # `order[:, :M]` is two slices
-        same = use.target == _aten.slice.Tensor
-        return max((_end(later, dim, size) for later in use.users), default=0) if same else size
-    if end < 0:
-        return size
-    return min(end + (use.target == _aten.select.int), size)
