@@ -21,7 +21,7 @@ from exports import assert_steps_agree, changing, tiny_vit
 from tolerances import assert_near
 from zoo_timm import segment_anything
 
-RUNTIMES = ["openvino", "aoti"]
+RUNTIMES = ["openvino", pytest.param("aoti", marks=pytest.mark.slow)]  # a C++ compiler is slow
 
 
 @pytest.fixture(scope="module", params=RUNTIMES)
@@ -35,7 +35,6 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return model, Runtime(folder, threads=1)
 
 
-@pytest.mark.slow
 class TestOtherRuntimes:
     def test_each_of_100_steps_agrees_with_the_library(self, made) -> None:
         model, runtime = made

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from eventful.export.rewrites import narrow_sorts, simplify
+from eventful.export.rewrites import narrow_sorts, simplify, suit_onnxruntime
 
 aten = torch.ops.aten
 
@@ -119,11 +119,54 @@ def test_products_of_heads_lose_a_batch_of_one(batch, left):
     program = torch.export.export(Calls(attention), args, strict=False)
     graph = program.graph_module.graph
     assert len(four_axes(graph)) == 2
-    simplify(graph)
+    suit_onnxruntime(graph)
     graph.lint()
     program.graph_module.recompile()
     assert len(four_axes(graph)) == left
     assert torch.equal(program.module()(*args), attention(*args))
+
+
+def embedded(module, image):
+    """Targets after the rewrites for onnxruntime; the values must stay."""
+    program = torch.export.export(module, (image,), strict=False).run_decompositions({})
+    graph = program.graph_module.graph
+    suit_onnxruntime(graph)
+    graph.lint()
+    program.graph_module.recompile()
+    torch.testing.assert_close(program.module()(image), module(image), rtol=1e-5, atol=1e-5)
+    return targets(graph)
+
+
+@pytest.mark.parametrize("size", [(20, 12), (23, 13)], ids=["whole patches", "a rest"])
+@pytest.mark.parametrize(
+    "patches",
+    [nn.Conv2d(3, 8, 4, stride=4), nn.Conv2d(1, 8, (5, 3), stride=(5, 3), bias=False)],
+    ids=repr,
+)
+def test_patches_are_embedded_by_a_product(patches, size):
+    class Tokens(nn.Sequential):
+        def forward(self, image):
+            return self[0](image).flatten(2).transpose(1, 2)
+
+    found = embedded(Tokens(patches), torch.rand(1, patches.in_channels, *size))
+    assert aten.conv2d.default not in found
+    assert found.count(aten.permute.default) == 1, "the tokens are turned and turned back"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        nn.Conv2d(3, 8, 4, stride=2),
+        nn.Conv2d(3, 8, 4, stride=4, padding=1),
+        nn.Conv2d(3, 8, 2, stride=2, dilation=2),
+        nn.Conv2d(8, 8, 4, stride=4),
+        nn.Conv2d(4, 8, 4, stride=4, groups=2),
+    ],
+    ids=repr,
+)
+def test_other_convolutions_stay(other):
+    found = embedded(other, torch.rand(1, other.in_channels, 20, 12))
+    assert aten.conv2d.default in found
 
 
 def test_a_sort_of_which_few_are_used_is_a_search():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
@@ -31,10 +29,9 @@ def test_the_product_is_the_convolution(module, size):
     image = torch.randn(2, module.in_channels, *time, *size)
     with torch.no_grad():
         forward, expected = patches.PatchForward(None, "", module), module(image)
-        for in_place in (True, False):  # a step on a device, and an exported one
-            got = forward._product(_Keeps(in_place), image)
-            assert got.shape == expected.shape
-            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+        got = forward._product(_Keeps(), image)
+    assert got.shape == expected.shape
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -92,9 +89,6 @@ def test_a_step_on_a_device_embeds_tubelets_by_a_product(monkeypatch):
 
 class _Keeps:
     """A step without a memory for constants."""
-
-    def __init__(self, in_place=True):
-        self.state = SimpleNamespace(in_place=in_place)
 
     def constant(self, key, make):
         return make()

@@ -215,7 +215,8 @@ def write_dense(model: nn.Module, example: Tensor, way: Way, folder: Path) -> No
         return
     from eventful.export import onnx as graphs
 
-    proto = graphs.convert(program, (example,), ("frame",), ("out.first",))
+    runtime = "onnxruntime" if way.to == "onnx" else way.to
+    proto = graphs.convert(program, (example,), ("frame",), ("out.first",), runtime=runtime)
     if way == Way("onnx", "int8"):
         proto = graphs.quantised(proto)
     onnx: Any = load("onnx")

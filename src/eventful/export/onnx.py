@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eventful.errors import UnsupportedError
-from eventful.export.rewrites import narrow_sorts
+from eventful.export.rewrites import narrow_sorts, suit_onnxruntime
 from eventful.surgery.libraries import load
 
 OPSET = 20
@@ -23,10 +23,21 @@ _LEAST = 1024  # bytes; smaller constants stay in the graph, where optimizers re
 
 
 def convert(
-    program: Any, args: Sequence[Tensor], inputs: Sequence[str], outputs: Sequence[str]
+    program: Any,
+    args: Sequence[Tensor],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    *,
+    runtime: str = "onnxruntime",
 ) -> Any:
-    """An ONNX model of a traced step."""
+    """An ONNX model of a traced step.
+
+    Args:
+        runtime: `onnxruntime`, which gets rewrites of its own, or another one.
+    """
     load("onnxscript")
+    if runtime == "onnxruntime":
+        suit_onnxruntime(program.graph_module.graph)
     narrow_sorts(program.graph_module.graph)
     program.graph_module.recompile()
     try:

@@ -1,4 +1,4 @@
-"""OpenVINO graphs of a step: the state is inside, as OpenVINO's variables."""
+"""OpenVINO graphs of a step: the state goes in, and the rows that are written come out."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 from eventful.export import onnx as onnx_graphs
 from eventful.export.manifest import StateEntry
 from eventful.surgery.libraries import load
+
+INDEX = "write."  # begins the names of outputs that say where rows are written
 
 
 class OpenVinoWriter:
@@ -35,7 +37,9 @@ class OpenVinoWriter:
     def add(self, plan: Any) -> str:
         """Write one graph; returns the name of its file."""
         ov: Any = load("openvino")
-        proto = onnx_graphs.convert(plan.program, plan.args, plan.inputs, plan.outputs)
+        proto = onnx_graphs.convert(
+            plan.program, plan.args, plan.inputs, plan.outputs, runtime="openvino"
+        )
         onnx = load("onnx")
         temporary = self.folder / f"{plan.name}.onnx"
         onnx.save(proto, str(temporary))
@@ -45,7 +49,7 @@ class OpenVinoWriter:
                 model = ov.Core().read_model(str(temporary))
             rank_stably(model)
             if any(one.input in plan.inputs for one in self.state):
-                keep_state(model, self.state)
+                return_rows(model, self.state)
             if self.int8:
                 compress(model)
             file = f"{plan.name}.xml"
@@ -73,30 +77,62 @@ def rank_stably(model: Any) -> None:
                 old.replace(new)
 
 
-def keep_state(model: Any, state: Sequence[StateEntry]) -> None:
-    """Turn the inputs and outputs of the state into variables of the graph."""
+def return_rows(model: Any, state: Sequence[StateEntry]) -> None:
+    """Return the rows that a step writes to the state, in place of the whole state.
+
+    OpenVINO copies each variable, and each output, whole in every step: 55 MB for ViT-S at 518 px.
+    The runtime writes the rows itself. A tensor of which other things change stays an output.
+    """
     ov: Any = load("openvino")
-    passes: Any = load("openvino.passes")
-    kept: set[str] = set()
-    for result in model.get_results():
-        kept |= result.input_value(0).get_names()
     parameters = {name: one for one in model.get_parameters() for name in one.output(0).get_names()}
     results = {name: one for one in model.get_results() for name in one.input_value(0).get_names()}
-    # A value that is both the model's output and state stays an output by a result of its own.
-    shared = [one for one in model.get_results() if len(_ours(one)) > 1]
-    for one in shared:
-        model.add_results([ov.opset13.result(one.input_value(0))])
-    pairs = [(parameters[one.input], results[one.output]) for one in state]
-    manager = passes.Manager()
-    manager.register_pass(passes.MakeStateful(pairs))
-    manager.run_passes(model)
+    places: dict[str, str] = {}  # names of outputs, by the node that makes the indices
+    for one in state:
+        written = results[one.output].input_value(0)
+        node = written.get_node()
+        if not _writes_rows(node, parameters[one.input]):
+            continue
+        index, rows = node.input_value(1), node.input_value(2)
+        maker = index.get_node().get_friendly_name()
+        if maker not in places:
+            places[maker] = f"{INDEX}{len(places)}"
+            _add_result(model, ov, index, places[maker])
+        _add_result(model, ov, rows, rows_name(one.input, places[maker]))
+        if _others(results[one.output]):  # it is an output of the model, too
+            continue
+        model.remove_result(results[one.output])
+    model.validate_nodes_and_infer_types()
 
 
-def _ours(result: Any) -> set[str]:
-    """Names that we gave to an output."""
+def rows_name(name: str, index: str) -> str:
+    """The name of the output with the rows of a tensor, which says where they belong."""
+    return f"{name}@{index}"
+
+
+def _writes_rows(node: Any, parameter: Any) -> bool:
+    """Whether a node writes whole rows of a tensor of the state (N, D) or (N), and nothing else."""
+    if node.get_type_name() != "ScatterNDUpdate":
+        return False
+    held, index, rows = (node.input_value(place) for place in range(3))
+    if held.get_node().get_friendly_name() != parameter.get_friendly_name():
+        return False
+    (count, last), shape = index.get_shape(), list(held.get_shape())
+    return last == 1 and list(rows.get_shape()) == [count, *shape[1:]]
+
+
+def _add_result(model: Any, ov: Any, source: Any, name: str) -> None:
+    """One more output of a graph, under a name of its own."""
+    # The name is that of the tensor, which may be another output, too.
+    own = ov.opset13.reshape(source, ov.opset13.constant(list(source.get_shape())), False)
+    own.output(0).set_names({name})
+    model.add_results([ov.opset13.result(own.output(0))])
+
+
+def _others(result: Any) -> set[str]:
+    """Names of outputs that a tensor of the state is besides."""
     return {
         name for name in result.input_value(0).get_names()
-        if name.startswith(("out.", "next.", "step."))
+        if name.startswith(("out.", "step."))
     }  # fmt: skip
 
 

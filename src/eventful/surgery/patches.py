@@ -19,7 +19,7 @@ from eventful.rules.motion import see
 from eventful.rules.step import Step
 from eventful.surgery.session import Session
 
-_FEW_CHANNELS = 4
+FEW_CHANNELS = 4  # of a picture
 _ALIGNED = 16
 
 
@@ -29,7 +29,7 @@ def embeds_patches(module: nn.Module) -> TypeGuard[nn.Conv2d | nn.Conv3d]:
         return False
     return (
         type(module) in (nn.Conv2d, nn.Conv3d)  # a subclass may compute something else
-        and module.in_channels <= _FEW_CHANNELS
+        and module.in_channels <= FEW_CHANNELS
         and module.kernel_size == module.stride
         and (module.padding == "valid" or not any(module.padding))
         and set(module.dilation) == {1}
@@ -51,7 +51,7 @@ class PatchForward:
         step = self.session.step
         module = self.module
         plain = not args and not kwargs and image.dim() == 2 + len(module.kernel_size)
-        if step is None or step.state.reversible or not plain:
+        if step is None or step.state.reversible or not step.state.in_place or not plain:
             forward: Callable[..., Tensor] = type(module).forward
             result = forward(module, image, *args, **kwargs)
         else:
@@ -64,22 +64,18 @@ class PatchForward:
         """The convolution as a matrix product."""
         module = self.module
         kernel, axes = module.kernel_size, range(len(module.kernel_size))
-        aligned = _ALIGNED if step.state.in_place else 1  # runtimes arrange rows by themselves
         grid = [image.shape[2 + axis] // kernel[axis] for axis in axes]
         for axis in axes:
             image = image.narrow(2 + axis, 0, grid[axis] * kernel[axis])
         sides = [side for axis in axes for side in (grid[axis], kernel[axis])]
         cells = image.reshape(*image.shape[:2], *sides)
         size = math.prod((image.shape[1], *kernel))
-        padded = -(-size // aligned) * aligned  # matrix units need rows of aligned length
+        padded = -(-size // _ALIGNED) * _ALIGNED  # matrix units need rows of aligned length
         places = [2 + 2 * axis for axis in axes]  # of the grid among the axes of the cells
         turned = cells.permute(0, *places, 1, *(place + 1 for place in places))
-        if not step.state.in_place:
-            patches = turned.reshape(len(image), *grid, size)
-        else:
-            make = image.new_empty if padded == size else image.new_zeros
-            patches = make(len(image), *grid, padded)
-            _copy(patches[..., :size].unflatten(-1, (image.shape[1], *kernel)), turned)
+        make = image.new_empty if padded == size else image.new_zeros
+        patches = make(len(image), *grid, padded)
+        _copy(patches[..., :size].unflatten(-1, (image.shape[1], *kernel)), turned)
         weight = step.constant(
             (id(module), "rows"), lambda: F.pad(module.weight.flatten(1), (0, padded - size))
         )

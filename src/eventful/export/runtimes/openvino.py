@@ -1,21 +1,23 @@
-"""Exported steps in OpenVINO: the state is inside an inference request.
+"""Exported steps in OpenVINO: the state is in torch tensors that the graphs read.
 
-Each stream has a request of its own for every step it uses. A state belongs to one request, so it
-is copied where a stream goes on with a step of another width, and after a flush.
+A step returns the rows that it writes, and they are written here. So OpenVINO never copies the
+state, and all steps of a stream share it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from eventful.errors import ConfigError
-from eventful.export.manifest import Manifest
+from eventful.errors import ArtefactError, ConfigError
+from eventful.export.manifest import Manifest, StateEntry
+from eventful.export.openvino import INDEX, rows_name
 from eventful.export.pure import Numbers
 from eventful.export.runtimes.engine import EXTRA, Engine, Made, Memory, blank_state
 from eventful.surgery.libraries import load
@@ -42,98 +44,132 @@ class OpenVinoEngine(Engine):
         if threads is not None:
             self.settings["INFERENCE_NUM_THREADS"] = threads
         self._core: Any = load("openvino").Core()
-        self.steps = {one.width: self._open(one.file) for one in manifest.steps}
-        self._dense = self._open(manifest.dense).create_infer_request()
-        self._one = threading.Lock()  # a request runs once at a time
+        self._dense = self._open(manifest.dense, [one.name for one in manifest.written])
+        every = [one.name for one in manifest.state]
+        self._steps = {one.width: self._open(one.file, every) for one in manifest.steps}
 
-    def _open(self, file: str) -> Any:
-        return self._core.compile_model(str(self.folder / file), "CPU", self.settings)
+    def _open(self, file: str, written: Iterable[str]) -> _Graph:
+        model = self._core.compile_model(str(self.folder / file), "CPU", self.settings)
+        graph = _Graph(model, self.manifest.state)
+        lost = [name for name in written if name not in graph.writes]
+        if lost:
+            raise ArtefactError(f"{file} does not write {', '.join(lost)}. Export it again.")
+        return graph
 
     def memory(self) -> OpenVinoMemory:
         """See `Engine`."""
         return OpenVinoMemory(self)
 
-    def dense(self, frame: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-        """Run the dense graph; copies of its outputs."""
+    def flush(
+        self, frame: Tensor, memory: OpenVinoMemory, names: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """Run the dense graph, which writes the memory; copies of some outputs, by name."""
+        return self._dense.run({"frame": frame}, memory, names, reads=False)
+
+    def step(
+        self, width: int, given: Mapping[str, Tensor], memory: OpenVinoMemory, names: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """Run a step, which writes the memory; copies of some outputs, by name."""
+        return self._steps[width].run(given, memory, names, reads=True)
+
+
+class _Graph:
+    """One compiled graph, with what it returns of the state."""
+
+    def __init__(self, model: Any, state: Iterable[StateEntry]) -> None:
+        self._request = model.create_infer_request()
+        self._one = threading.Lock()  # a request runs once at a time
+        self._reader: weakref.ref[OpenVinoMemory] | None = None  # whose state the inputs are
+        names = {name for one in model.outputs for name in one.get_names()}
+        places = [name for name in names if name.startswith(INDEX) and "@" not in name]
+        self._inputs = {one.name: one.input for one in state}
+        self._rows = {
+            one.name: (rows_name(one.input, place), place)
+            for one in state
+            for place in places
+            if rows_name(one.input, place) in names
+        }
+        self._whole = {
+            one.name: one.output
+            for one in state
+            if one.output in names and one.name not in self._rows
+        }
+        self.writes = {*self._rows, *self._whole}
+
+    def run(
+        self, given: Mapping[str, Tensor], memory: OpenVinoMemory, names: Sequence[str],
+        *, reads: bool,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """Run the graph and write the state; copies of some outputs, by name.
+
+        Args:
+            reads: whether the state is an input.
+        """
+        state = memory.state
         with self._one:
-            return infer(self._dense, {"frame": frame}, names)
+            if reads and (self._reader is None or self._reader() is not memory):
+                self._reader = None
+                bind(self._request, {self._inputs[name]: one for name, one in state.items()})
+                self._reader = weakref.ref(memory)
+            found = infer(self._request, given, names)
+            for name, output in self._whole.items():
+                state[name].copy_(self._output(output))
+            places: dict[str, Tensor] = {}
+            for name, (rows, place) in self._rows.items():
+                if place not in places:
+                    places[place] = self._output(place).flatten()
+                state[name].index_copy_(0, places[place], self._output(rows))
+        return found
+
+    def _output(self, name: str) -> Tensor:
+        """An output where OpenVINO has it."""
+        return torch.from_numpy(self._request.get_tensor(name).data)
 
 
 class OpenVinoMemory(Memory):
-    """The state of a stream: in `_held`, or in the request of the step that ran last."""
+    """The state of one stream, in memory whose addresses OpenVINO reads."""
 
     def __init__(self, engine: OpenVinoEngine) -> None:
         self._engine = engine
-        self._held = blank_state(engine.manifest)
-        self._owner: int | None = None  # width of the step whose request has the state
-        self._requests: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self.state = blank_state(engine.manifest)
 
     def flush(self, frame: Tensor) -> Made:
         """See `Memory`."""
-        self._fetch(optional_only=True)
-        manifest = self._engine.manifest
-        names = (*manifest.leaves, EXTRA[0], *(one.output for one in manifest.written))
-        found = self._engine.dense(frame, names)
-        for one in manifest.written:
-            self._held[one.name] = found[one.output]
-        leaves = [found[name] for name in manifest.leaves]
-        return Made(leaves, found[EXTRA[0]][0].tolist())
+        names = (*self._engine.manifest.leaves, EXTRA[0])
+        *leaves, report = self._engine.flush(frame, self, names).values()
+        return Made(leaves, report[0].tolist())
 
     def step(self, frame: Tensor, numbers: Numbers, width: int) -> Made:
         """See `Memory`."""
-        request = self._request(width)
-        manifest = self._engine.manifest
         given = {"frame": frame, **numbers._asdict()}
-        found = infer(request, given, (*manifest.leaves, *EXTRA))
-        report, index, count, score = (found[name] for name in EXTRA)
-        leaves = [found[name] for name in manifest.leaves]
+        names = (*self._engine.manifest.leaves, *EXTRA)
+        found = self._engine.step(width, given, self, names)
+        *leaves, report, index, count, score = found.values()
         return Made(leaves, report[0].tolist(), index[: int(count)], score)
-
-    def _request(self, width: int) -> Any:
-        """The request of a step, with the state in it."""
-        if width not in self._requests:
-            request = self._engine.steps[width].create_infer_request()
-            named = {one.name.partition("/")[0]: one for one in request.query_state()}
-            entries = self._engine.manifest.state
-            self._requests[width] = (
-                request,
-                {one.name: named[one.input + one.output] for one in entries},
-            )
-        request, variables = self._requests[width]
-        if self._owner != width:
-            self._fetch()
-            tensor = load("openvino").Tensor
-            for name, value in self._held.items():
-                variables[name].state = tensor(value.numpy(), shared_memory=False)
-            self._owner = width
-        return request
-
-    def _fetch(self, *, optional_only: bool = False) -> None:
-        """Bring the state back from the request that has it."""
-        if self._owner is None:
-            return
-        variables = self._requests[self._owner][1]
-        for one in self._engine.manifest.state:
-            if one.optional or not optional_only:
-                self._held[one.name] = torch.from_numpy(variables[one.name].state.data.copy())
-        self._owner = None
 
     def read(self) -> dict[str, Tensor]:
         """See `Memory`."""
-        self._fetch()
-        return {name: value.clone() for name, value in self._held.items()}
+        return {name: value.clone() for name, value in self.state.items()}
 
     def write(self, tensors: dict[str, Tensor]) -> None:
         """See `Memory`."""
-        self._fetch()
         for name, value in tensors.items():
-            self._held[name] = value.clone()
+            self.state[name].copy_(value)
 
 
-def infer(request: Any, given: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-    """Run a request; copies of some outputs, which the next run would overwrite."""
-    ov: Any = load("openvino")
+def bind(request: Any, given: Mapping[str, Tensor]) -> list[Any]:
+    """Let inputs be tensors of ours, at their addresses; returns what must live as long."""
+    tensor, kept = load("openvino").Tensor, []
     for name, value in given.items():
-        request.set_tensor(name, ov.Tensor(value.contiguous().numpy(), shared_memory=True))
+        array = value.contiguous().numpy()
+        kept.append(array)
+        request.set_tensor(name, tensor(array, shared_memory=True))
+    return kept
+
+
+def infer(request: Any, given: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+    """Run a request; copies of some outputs, which the next run would overwrite."""
+    kept = bind(request, given)
     request.infer()
+    del kept
     return {name: torch.from_numpy(request.get_tensor(name).data.copy()) for name in names}
