@@ -61,7 +61,10 @@ class Map:
         padded[: self.size[0], : self.size[1]] = changed
         some = padded.view(rows, high, columns, wide).any(3).any(1)
         for row, column in some.nonzero().tolist():
-            top, left = min(row * high, self.size[0] - high), min(column * wide, self.size[1] - wide)
+            top, left = (
+                min(row * high, self.size[0] - high),
+                min(column * wide, self.size[1] - wide),
+            )
             yield Region(top, top + high, left, left + wide)
 
     def inner(self) -> Iterator[Map]:
@@ -129,7 +132,9 @@ class MapUpdate:
     def _at(self, of: Map, region: Region, stream: int) -> Tensor:
         """A rectangle (1, C, h, w) of a map: read where it is there, else computed."""
         if of in self._values:
-            pixels = self._values[of][stream, region.top : region.bottom, region.left : region.right]
+            pixels = self._values[of][
+                stream, region.top : region.bottom, region.left : region.right
+            ]
             return pixels.permute(2, 0, 1)[None]
         return self._made(of, region, stream)
 

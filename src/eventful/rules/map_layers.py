@@ -98,7 +98,10 @@ class MapLayer(Protocol):
 class _Pixelwise:
     """A layer that keeps the size of the map and looks at no neighbour."""
 
-    macs = 0
+    @property
+    def macs(self) -> int:
+        """See `MapLayer`."""
+        return 0
 
     def sizes(self, size: Size) -> Size:
         """See `MapLayer`."""
@@ -150,6 +153,7 @@ class Convolution:
         weight, bias = self.conv.weight.detach(), self.conv.bias
         if self.norm is not None:
             weight, bias = _normed(weight, bias, self.norm)
+        bias = None if bias is None else bias.detach()
         return weight.contiguous(memory_format=torch.channels_last), bias
 
     @property
@@ -363,7 +367,7 @@ class _Axis:
         return changed.index_select(dim, self.low) | changed.index_select(dim, self.high)
 
     def between(self, x: Tensor, dim: int, first: int, last: int, start: int) -> Tensor:
-        """Outputs `first` to `last - 1` along one axis of x (1, h, w, C), which begins at `start`."""
+        """Outputs `first` to `last - 1` along an axis of x (1, h, w, C), inputs from `start` on."""
         span = slice(first, last)
         low = x.index_select(dim, self.low[span] - start)
         high = x.index_select(dim, self.high[span] - start)

@@ -1,7 +1,7 @@
 """Heads that keep their maps: their forward inside a step, and what they hold.
 
-A module offers this by two methods, see `rules.local.StepHead`. For modules of a model library, which cannot be
-given methods, an adapter offers an object that has them (`surgery.adapters.hf_dense`).
+A module offers this by two methods, see `rules.local.StepHead`. Modules of a model library cannot
+be given methods. For them an adapter offers an object that has both (`surgery.adapters.hf_dense`).
 See docs/heads.md.
 """
 

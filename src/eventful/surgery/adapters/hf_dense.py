@@ -44,11 +44,15 @@ def library_heads(model: nn.Module) -> Iterator[tuple[str, StepHead]]:
     """
     found: dict[str, StepHead] = {}
     if is_class(
-        model, f"{_MODELS}.depth_anything.modeling_depth_anything", "DepthAnythingForDepthEstimation"
+        model,
+        f"{_MODELS}.depth_anything.modeling_depth_anything",
+        "DepthAnythingForDepthEstimation",
     ):
         neck = FusionNeck(model.neck)
         found = {"neck": neck, "head": DepthAnythingHead(model.head, neck)}
-    elif is_class(model, f"{_MODELS}.dpt.modeling_dpt", "DPTForDepthEstimation") and _ignores_class_token(model):
+    elif is_class(
+        model, f"{_MODELS}.dpt.modeling_dpt", "DPTForDepthEstimation"
+    ) and _ignores_class_token(model):
         neck = FusionNeck(model.neck, doubles=True)
         found = {"neck": neck, "head": DPTDepthHead(model.head, neck)}
     if found and all(_own_forward(part) for part in (model, *map(model.get_submodule, found))):
