@@ -400,6 +400,7 @@ def test_others_who_take_the_neck_get_its_maps(model):
     assert len(fused) == len(expected)
     for one, other in zip(fused, expected, strict=True):
         assert_near(one, other)
+        assert one.stride() == other.stride()
     kept = fused[-1].clone()
     assert all(map(torch.equal, fused[1:], [fused[i] for i in (1, 2, 3)]))
     one = fused[-1]
@@ -680,7 +681,9 @@ def test_a_sum_of_maps_that_nobody_reaches_costs_nothing():
     changed = {each: torch.ones(1, 20, 20, dtype=torch.bool) for each in (one, other)}
     memory = HeadMemory(step, "head")
     with torch.no_grad():
-        first = MapUpdate(memory, values, changed).bring(kept).clone()
+        first = MapUpdate(memory, values, changed).bring(kept)
+        first[0, 5, 5] = 7  # out of reach, in the same tile
+        first = first.clone()
         changed = {each: torch.zeros(1, 20, 20, dtype=torch.bool) for each in (one, other)}
         changed[one][0, 3, 3] = True
         values[one][0, 3, 3] += 1
@@ -689,6 +692,8 @@ def test_a_sum_of_maps_that_nobody_reaches_costs_nothing():
     differ = (after != first).any(dim=-1)
     assert differ.sum() == 1
     assert differ[0, 3, 3]
+    assert (after[0, 5, 5] == 7).all()
+    after[0, 5, 5] = dense.sigmoid()[0, :, 5, 5]
     assert_near(after.permute(0, 3, 1, 2), dense.sigmoid())
     (work,) = step.record.heads["head"].values()
     assert int(work.computed) == kept.tile[0] * kept.tile[1]
