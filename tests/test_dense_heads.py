@@ -47,7 +47,7 @@ PLAIN = Config.fast(TopR(4), fallback=False, max_age=None, motion=False, scene_c
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Maps of these small models have several tiles, and tiles of one map overlap."""
-    monkeypatch.setattr(map_graph, "SIDE", 9)
+    monkeypatch.setattr(map_graph, "SIDES", (7, 11))
 
 
 def backbone_config(**options: Any) -> Any:
@@ -353,7 +353,7 @@ def test_pixels_out_of_reach_keep_their_bits_and_the_others_do_not():
 
 @pytest.mark.parametrize("side", [4, 1000])
 def test_the_size_of_tiles_does_not_matter(model, side, monkeypatch):
-    monkeypatch.setattr(map_graph, "SIDE", side)
+    monkeypatch.setattr(map_graph, "SIDES", (side, side))
     state, constants, tokens = RowState(2), {}, torch.randn(4, 2, 35, WIDTH)
     run_heads(model, state, tokens, flush=True, constants=constants)
     tokens = tokens.clone()
