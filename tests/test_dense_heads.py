@@ -21,7 +21,7 @@ from eventful.memory.state import RowState
 from eventful.memory.values import ValueState
 from eventful.rules import map_graph
 from eventful.rules.local import HeadMemory
-from eventful.rules.map_graph import Map, MapUpdate
+from eventful.rules.map_graph import Map, MapUpdate, tile_sides
 from eventful.rules.map_layers import (
     Convolution,
     Lift,
@@ -47,7 +47,7 @@ PLAIN = Config.fast(TopR(4), fallback=False, max_age=None, motion=False, scene_c
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Maps of these small models have several tiles, and tiles of one map overlap."""
-    monkeypatch.setattr(map_graph, "SIDES", (7, 11))
+    monkeypatch.setattr(map_graph, "tile_sides", lambda: (7, 11))
 
 
 def backbone_config(**options: Any) -> Any:
@@ -251,6 +251,15 @@ def test_tiles_cover_what_changed_and_no_tile_without_a_change():
     assert 23 * 31 <= every < 1.2 * 23 * 31
 
 
+def test_threads_share_a_tile(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    least, most = tile_sides()
+    assert (least, most) == (2 * map_graph.LEAST, 2 * map_graph.MOST)
+    monkeypatch.setattr(map_graph, "tile_sides", lambda: (least, most))
+    assert Map((148, 518), 8).tile == (74, 130)
+    assert Map((19, 1), 8).tile == (19, 1)
+
+
 # --- heads on features -----------------------------------------------------------------------
 
 
@@ -353,7 +362,7 @@ def test_pixels_out_of_reach_keep_their_bits_and_the_others_do_not():
 
 @pytest.mark.parametrize("side", [4, 1000])
 def test_the_size_of_tiles_does_not_matter(model, side, monkeypatch):
-    monkeypatch.setattr(map_graph, "SIDES", (side, side))
+    monkeypatch.setattr(map_graph, "tile_sides", lambda: (side, side))
     state, constants, tokens = RowState(2), {}, torch.randn(4, 2, 35, WIDTH)
     run_heads(model, state, tokens, flush=True, constants=constants)
     tokens = tokens.clone()

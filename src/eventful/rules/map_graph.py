@@ -17,7 +17,16 @@ from torch import Tensor
 from eventful.rules.local import HeadMemory
 from eventful.rules.map_layers import MapLayer, Region, Size
 
-SIDES = (44, 88)  # of a tile, at least and at most, about; measured on a CPU
+LEAST, MOST = 44, 88  # about the sides of a tile, for one thread; measured on a CPU
+
+
+def tile_sides() -> tuple[float, float]:
+    """The least and the most for the side of a tile.
+
+    Threads share a tile: each of them has as much work at once, and as much in its cache.
+    """
+    scale = torch.get_num_threads() ** 0.5
+    return LEAST * scale, MOST * scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +63,9 @@ class Map:
         A smaller tile follows the change more closely. A larger one has less margin and fewer
         calls, until it no longer fits in the processor's cache.
         """
+        least, most = tile_sides()
         high, wide = (
-            -(-side // max(1, round(side / min(max(side / 4, SIDES[0]), SIDES[1]))))
-            for side in self.size
+            -(-side // max(1, round(side / min(max(side / 4, least), most)))) for side in self.size
         )
         return high, wide
 
