@@ -8,7 +8,7 @@ within reach of a token that differs. All other pixels keep their bits. See docs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,18 @@ from eventful.memory.state import StreamState
 from eventful.ops import Changed, MapLayer, MapLevels
 from eventful.rules.record import HeadWork
 from eventful.rules.step import Step
+
+
+class StepHead(Protocol):
+    """A head that keeps its maps."""
+
+    def step_forward(self, memory: HeadMemory, *args: Any) -> Any:
+        """The head's forward in a step of a stream; None to run the original."""
+        ...
+
+    def step_bytes(self, grid: tuple[int, int], dtype: torch.dtype) -> int:
+        """Bytes held for one stream with a grid (h, w) of tokens."""
+        ...
 
 
 class HeadMemory:
@@ -55,13 +67,24 @@ class HeadMemory:
             and not (device != "meta" and torch.is_autocast_enabled(device))
         )
 
-    def compare(self, tokens: Tensor) -> Tensor:
+    def on_host(self, like: Tensor) -> bool:
+        """Whether a head without kernels may keep maps: on a CPU, where writes can be undone.
+
+        A GPU would wait for the host to know which pixels changed, and a graph that is exported
+        would hold the work of one frame.
+        """
+        return self.state.reversible and like.device.type == "cpu" and like.dtype == torch.float32
+
+    def compare(self, tokens: Tensor, reference: str = "reference") -> Tensor:
         """Which tokens (B, N, D) differ in any bit from those the maps were made of; (B, N).
 
         The tokens take the place of those. In a stream that flushes all of them differ.
+
+        Args:
+            reference: name of the tokens in the memory of this head, which may take several.
         """
-        name, state = self.slot("reference"), self.state
-        self._count_turn(tokens.device)
+        name, state = self.slot(reference), self.state
+        self.step.shared(("turn", self.name), lambda: self._count_turn(tokens.device))
         alike = name in state and state.raw(name).dtype == tokens.dtype
         if alike and not self.step.flush_all:
             changed = state.renew(name, tokens)

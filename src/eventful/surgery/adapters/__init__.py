@@ -6,6 +6,7 @@ from eventful.errors import ConfigError
 from eventful.surgery.adapter import Adapter, BlockCall, Mismatch
 from eventful.surgery.adapters.hf_beit import HFBeit, HFData2Vec
 from eventful.surgery.adapters.hf_clips import HFClips
+from eventful.surgery.adapters.hf_dense import library_heads
 from eventful.surgery.adapters.hf_other import HFLlama4, HFMgpstr, HFMolmo2, HFSpectrogram
 from eventful.surgery.adapters.hf_patches import HFQwen2Vision, HFQwen3Vision, HFSiglip2
 from eventful.surgery.adapters.hf_plain import HFDinov3, HFPlain, HFYolos
@@ -80,4 +81,4 @@ def adapters() -> tuple[Adapter, ...]:
     return tuple(_ADAPTERS)
 
 
-__all__ = ["Adapter", "BlockCall", "Mismatch", "adapters", "register_adapter"]
+__all__ = ["Adapter", "BlockCall", "Mismatch", "adapters", "library_heads", "register_adapter"]
