@@ -25,7 +25,7 @@ from eventful.rules.map_graph import Map, MapUpdate, tile_sides
 from eventful.rules.map_layers import (
     Convolution,
     Lift,
-    MapLayer,
+    TileLayer,
     Pointwise,
     Region,
     ResidualUnit,
@@ -684,7 +684,7 @@ def test_a_sum_of_maps_that_nobody_reaches_costs_nothing():
     state = RowState(1)
     step = Step(PLAIN, state, [TopR(1)], [False], {"backbone": TokenLayout(GRID)})
     one, other = Map((20, 20), 4), Map((20, 20), 4)
-    layer: MapLayer = Convolution(conv(4, 4, 3))
+    layer: TileLayer = Convolution(conv(4, 4, 3))
     kept = one.plus(other.then(layer)).then(Pointwise(torch.sigmoid), kept="sum")
     values = {each: torch.randn(1, 20, 20, 4) for each in (one, other)}
     changed = {each: torch.ones(1, 20, 20, dtype=torch.bool) for each in (one, other)}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eventful.rules.local import HeadMemory
-from eventful.rules.map_layers import MapLayer, Region, Size
+from eventful.rules.map_layers import TileLayer, Region, Size
 
 LEAST, MOST = 44, 88  # about the sides of a tile, for one thread; measured on a CPU
 
@@ -44,10 +44,10 @@ class Map:
     size: Size
     channels: int
     sources: tuple[Map, ...] = ()
-    layer: MapLayer | None = None
+    layer: TileLayer | None = None
     kept: str | None = None
 
-    def then(self, layer: MapLayer, kept: str | None = None) -> Map:
+    def then(self, layer: TileLayer, kept: str | None = None) -> Map:
         """A layer of this map."""
         size, channels = layer.sizes(self.size), layer.channels(self.channels)
         return Map(size, channels, (self,), layer, kept)

@@ -61,7 +61,7 @@ class Region:
         return x[..., rows, self.left - at.left : self.right - at.left]
 
 
-class MapLayer(Protocol):
+class TileLayer(Protocol):
     """What a layer of a dense head can do."""
 
     def sizes(self, size: Size) -> Size:
@@ -100,23 +100,23 @@ class _Pixelwise:
 
     @property
     def macs(self) -> int:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return 0
 
     def sizes(self, size: Size) -> Size:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return size
 
     def channels(self, before: int) -> int:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return before
 
     def needed(self, region: Region) -> Region:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return region
 
     def reached(self, changed: Tensor) -> Tensor:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return changed
 
 
@@ -127,7 +127,7 @@ class Pointwise(_Pixelwise):
         self.function = function
 
     def run(self, x: Tensor, at: Region, region: Region, size: Size) -> Tensor:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return self.function(x)
 
 
@@ -158,19 +158,19 @@ class Convolution:
 
     @property
     def macs(self) -> int:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return self.conv.weight.numel()
 
     def sizes(self, size: Size) -> Size:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return (size[0] - 1) // self.stride + 1, (size[1] - 1) // self.stride + 1
 
     def channels(self, before: int) -> int:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return self.conv.out_channels
 
     def needed(self, region: Region) -> Region:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         step, reach = self.stride, self.taps // 2
         return Region(
             step * region.top - reach,
@@ -180,12 +180,12 @@ class Convolution:
         )
 
     def reached(self, changed: Tensor) -> Tensor:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         wider = dilated(changed) if self.taps > 1 else changed
         return wider[:, :: self.stride, :: self.stride]
 
     def run(self, x: Tensor, at: Region, region: Region, size: Size) -> Tensor:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         weight, bias = self.weights
         if self.taps == 1:
             # As a product: convolutions make code for every size of their input, and keep it.
@@ -237,19 +237,19 @@ class Lift:
 
     @property
     def macs(self) -> int:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return self.conv.in_channels * self.conv.out_channels
 
     def sizes(self, size: Size) -> Size:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return size[0] * self.scale, size[1] * self.scale
 
     def channels(self, before: int) -> int:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return self.conv.out_channels
 
     def needed(self, region: Region) -> Region:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         step = self.scale
         return Region(
             region.top // step, -(-region.bottom // step),
@@ -257,11 +257,11 @@ class Lift:
         )  # fmt: skip
 
     def reached(self, changed: Tensor) -> Tensor:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return changed.repeat_interleave(self.scale, 1).repeat_interleave(self.scale, 2)
 
     def run(self, x: Tensor, at: Region, region: Region, size: Size) -> Tensor:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         (high, wide), step = at.size, self.scale
         rows = F.linear(x.permute(0, 2, 3, 1), *self.weights)
         rows = rows.view(len(x), high, wide, step, step, -1).transpose(2, 3)
@@ -281,19 +281,19 @@ class ResidualUnit(_Pixelwise):
 
     @property
     def macs(self) -> int:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return self.first.macs + self.second.macs
 
     def needed(self, region: Region) -> Region:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return region.grown(2)
 
     def reached(self, changed: Tensor) -> Tensor:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return dilated(dilated(changed))
 
     def run(self, x: Tensor, at: Region, region: Region, size: Size) -> Tensor:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         between = region.grown(1).within(size)
         inner = self.first.run(F.relu(x), at, between, size)
         made = self.second.run(inner.relu_(), between, region, size)
@@ -310,22 +310,22 @@ class Resize(_Pixelwise):
         )
 
     def sizes(self, size: Size) -> Size:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return self.after
 
     def needed(self, region: Region) -> Region:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         rows, columns = self._rows, self._columns
         return Region(
             *rows.needed(region.top, region.bottom), *columns.needed(region.left, region.right)
         )
 
     def reached(self, changed: Tensor) -> Tensor:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         return self._columns.reached(self._rows.reached(changed, 1), 2)
 
     def run(self, x: Tensor, at: Region, region: Region, size: Size) -> Tensor:
-        """See `MapLayer`."""
+        """See `TileLayer`."""
         pixels = x.permute(0, 2, 3, 1)
         pixels = self._rows.between(pixels, 1, region.top, region.bottom, at.top)
         pixels = self._columns.between(pixels, 2, region.left, region.right, at.left)
