@@ -25,11 +25,11 @@ from eventful.rules.map_graph import Map, MapUpdate, tile_sides
 from eventful.rules.map_layers import (
     Convolution,
     Lift,
-    TileLayer,
     Pointwise,
     Region,
     ResidualUnit,
     Resize,
+    TileLayer,
 )
 from eventful.rules.step import Step
 from eventful.surgery.heads import head_bytes, local_heads

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eventful.rules.local import HeadMemory
-from eventful.rules.map_layers import TileLayer, Region, Size
+from eventful.rules.map_layers import Region, Size, TileLayer
 
 LEAST, MOST = 44, 88  # about the sides of a tile, for one thread; measured on a CPU
 
