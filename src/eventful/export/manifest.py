@@ -151,6 +151,22 @@ class Manifest:
         )
 
 
+def is_export(folder: Path) -> bool:
+    """Whether a folder holds files of one manifest of ours and nothing else.
+
+    Files may be missing or damaged: a folder that a message says to export again can be replaced.
+    """
+    try:
+        content = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        del content["format"]
+        if content.pop("checksum") != files.digest([_canonical(content)]):
+            return False
+        known = {NAME, *content["files"]}
+        return all(path.name in known and path.is_file() for path in folder.iterdir())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError):
+        return False
+
+
 def read_manifest(folder: str | Path, *, verify: bool = True) -> Manifest:
     """The manifest of a folder.
 

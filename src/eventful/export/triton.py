@@ -8,8 +8,6 @@ does after a cut.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,16 +17,17 @@ from torch import Tensor, nn
 
 from eventful.config import Config
 from eventful.errors import ArtefactError, ConfigError
+from eventful.export.folder import replacing_folder
 from eventful.export.manifest import StateEntry, graph_outputs
 from eventful.export.onnx import OPSET, WeightsFile, convert
 from eventful.export.pure import Numbers, PureStep
 from eventful.export.runtimes.engine import EXTRA
 from eventful.export.subject import Subject
 from eventful.export.triton_config import KINDS, START, Port, config_text, parse_config
-from eventful.export.writing import Tick, plans_of, state_of
+from eventful.export.writing import Tick, modes_kept, plans_of, state_of
 from eventful.surgery.libraries import load
 
-CONFIG = "config.pbtxt"
+CONFIG, VERSION = "config.pbtxt", "1"
 _TURN = StateEntry("turn", "state.turn", "next.turn", (1,), "int64", False)
 
 
@@ -45,18 +44,22 @@ def export_triton(
     """Write a model repository of one model; returns the folder of the model.
 
     Args:
-        folder: the repository; the model of this name in it is replaced.
+        folder: the repository; a model of this name in it is replaced if we wrote it.
         r: tokens that pass by their error, in the only step of the model.
         config: see `export`; the policy cannot be changed afterwards.
         name: of the model in the server.
     """
     if not name.replace("-", "").replace("_", "").isalnum():
         raise ConfigError(f"The name of a Triton model has letters, digits, - and _; got {name!r}.")
-    repository = Path(folder)
-    target = repository / name
-    if target.exists() and not (target / CONFIG).is_file():
-        raise ArtefactError(f"{target} is there and is no Triton model. Name another folder.")
-    subject = Subject.of(model.eval(), example, config)
+    target = Path(folder) / name
+    with modes_kept(model):
+        subject = Subject.of(model.eval(), example, config)
+        with replacing_folder(target, _is_ours) as made:
+            _write(subject, made, r, name, tick)
+    return target
+
+
+def _write(subject: Subject, folder: Path, r: int, name: str, tick: Tick) -> None:
     pure = PureStep(subject)
     state = state_of(pure)
     plans = plans_of(pure, state, subject.widths([r]))
@@ -69,19 +72,26 @@ def export_triton(
     graph = joined(parts[0], parts[1], state, leaves, Numbers.of(subject.params, 1))
     text = config_text(name, *_ports(graph, state), [*state, _TURN])
     parse_config(text)
-    repository.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=repository, prefix=f".{name}.") as made:
-        version = Path(made, "model", "1")
-        version.mkdir(parents=True)
-        weights = WeightsFile(version / "weights.bin")
-        weights.take(graph)
-        weights.close()
-        load("onnx").save(graph, str(version / "model.onnx"))
-        (version.parent / CONFIG).write_text(text)
-        if target.exists():
-            shutil.rmtree(target)
-        version.parent.rename(target)
-    return target
+    version = folder / VERSION
+    version.mkdir()
+    weights = WeightsFile(version / "weights.bin")
+    weights.take(graph)
+    weights.close()
+    load("onnx").save(graph, str(version / "model.onnx"))
+    (folder / CONFIG).write_text(text)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder holds a model that we wrote, and nothing else."""
+    known = {CONFIG, VERSION, f"{VERSION}/model.onnx", f"{VERSION}/weights.bin"}
+    if not {str(path.relative_to(folder)) for path in folder.rglob("*")} <= known:
+        return False
+    try:
+        about = parse_config((folder / CONFIG).read_text(encoding="utf-8"))
+        states = about["sequence_batching"]["state"]
+        return any(one["input_name"] == _TURN.input for one in states)
+    except (ArtefactError, KeyError, TypeError, ValueError, OSError):
+        return False
 
 
 def _ports(graph: Any, state: Sequence[StateEntry]) -> tuple[list[Port], list[Port]]:
