@@ -91,12 +91,14 @@ def test_what_fails_leaves_the_old_folder(tmp_path: Path, monkeypatch) -> None:
 
 def test_files_that_came_in_the_meantime_stay(tmp_path: Path) -> None:
     folder = tmp_path / "new"
-    with (
-        pytest.raises(ArtefactError, match="did not write"),
-        replacing_folder(folder, is_export),
-    ):
-        folder.mkdir()
-        (folder / "notes.txt").write_text("mine")
+
+    def late() -> None:
+        with replacing_folder(folder, is_export):
+            folder.mkdir()
+            (folder / "notes.txt").write_text("mine")
+
+    with pytest.raises(ArtefactError, match="did not write"):
+        late()
     assert (folder / "notes.txt").read_text() == "mine"
 
 

@@ -154,9 +154,12 @@ class PureStep:
 
     @property
     def _always_some(self) -> bool:
-        """Whether every selection holds a token, whatever the policy."""
-        layout, config = self.subject.layout, self.subject.config
-        return bool(config.protect and layout.prefix + layout.suffix)
+        """Whether every selection holds a token, whatever the policy, unless the frame is bad.
+
+        Of a frame with NaN or Inf nothing is selected, and the padded slots stand for token 0. That
+        must be a special token, whose value does not depend on the frame.
+        """
+        return bool(self.subject.config.protect and self.subject.layout.prefix)
 
     def after_flush(self, state: dict[str, Tensor]) -> list[Tensor]:
         """What a flush writes, in the order of `written`."""
