@@ -17,7 +17,7 @@ from eventful import ops
 from eventful.engine.frames import cannot_take
 from eventful.engine.launch import NotReached, launch
 from eventful.errors import UnsupportedError
-from eventful.export.outputs import Skeleton, flatten
+from eventful.export.outputs import Skeleton, flatten, leaf_names
 from eventful.export.subject import Subject
 from eventful.memory.state import blank, is_optional
 from eventful.memory.values import ValueState
@@ -99,6 +99,7 @@ class PureStep:
         self.subject = subject
         self._forward: Forward = forward or (lambda model, frame: model(frame))
         self._constants: dict[Any, Any] = {}
+        self.leaves: dict[str, torch.dtype] = {}  # of the model's outputs, by name
         self.entries, self.skeleton = self._discover()
 
     def _discover(self) -> tuple[list[Entry], Skeleton]:
@@ -124,6 +125,8 @@ class PureStep:
             raise UnsupportedError(
                 f"The state {', '.join(lost)} is not there after a flush, so it cannot be exported."
             )
+        kinds = [one.dtype for one in first.leaves]
+        self.leaves = dict(zip(leaf_names(first.skeleton), kinds, strict=True))
         return entries, first.skeleton
 
     def run(

@@ -24,7 +24,7 @@ from eventful.export.pure import Numbers, PureStep
 from eventful.export.runtimes.engine import EXTRA
 from eventful.export.subject import Subject
 from eventful.export.triton_config import KINDS, START, Port, config_text, parse_config
-from eventful.export.writing import Tick, modes_kept, plans_of, state_of
+from eventful.export.writing import Tick, check_dtypes, modes_kept, plans_of, state_of
 from eventful.surgery.libraries import load
 
 CONFIG, VERSION = "config.pbtxt", "1"
@@ -61,6 +61,7 @@ def export_triton(
 
 def _write(subject: Subject, folder: Path, r: int, name: str, tick: Tick) -> None:
     pure = PureStep(subject)
+    check_dtypes(pure)
     state = state_of(pure)
     plans = plans_of(pure, state, subject.widths([r]))
     parts = []
@@ -111,8 +112,8 @@ def _ports(graph: Any, state: Sequence[StateEntry]) -> tuple[list[Port], list[Po
     return ports(graph.graph.input), ports(graph.graph.output)
 
 
-_ONNX = {"float32": "FLOAT", "float16": "FLOAT16", "int64": "INT64", "int32": "INT32",
-         "bool": "BOOL"}  # fmt: skip
+_ONNX = {"float32": "FLOAT", "float16": "FLOAT16", "float64": "DOUBLE", "int64": "INT64",
+         "int32": "INT32", "uint8": "UINT8", "bool": "BOOL"}  # fmt: skip
 
 
 def joined(

@@ -12,8 +12,8 @@ from eventful.export.manifest import StateEntry
 
 START = "start"
 KINDS = {
-    "float32": "TYPE_FP32", "float16": "TYPE_FP16", "int64": "TYPE_INT64", "int32": "TYPE_INT32",
-    "bool": "TYPE_BOOL",
+    "float32": "TYPE_FP32", "float16": "TYPE_FP16", "float64": "TYPE_FP64", "int64": "TYPE_INT64",
+    "int32": "TYPE_INT32", "uint8": "TYPE_UINT8", "bool": "TYPE_BOOL",
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from eventful.export import manifest as manifests
 from eventful.export.folder import replacing_folder
 from eventful.export.manifest import Manifest, StateEntry, StepFile, dtype_name, graph_outputs
 from eventful.export.pure import DenseGraph, Numbers, PureStep, StepGraph, state_values
-from eventful.export.runtimes.engine import EXTRA
+from eventful.export.runtimes.engine import ARRAYS, EXTRA
 from eventful.export.subject import DEFAULT_BUCKETS, Subject
 from eventful.export.tracing import traced
 
@@ -117,6 +117,8 @@ def _write(
     total = len(widths) + 1
     tick("a first step", 0, total)
     pure = PureStep(subject)
+    if to != "aoti":
+        check_dtypes(pure)
     state = state_of(pure)
     plans = plans_of(pure, state, widths)
     files = []
@@ -150,6 +152,20 @@ def _write(
     )  # fmt: skip
     made.write(folder)
     return manifests.read_manifest(folder, verify=False)
+
+
+def check_dtypes(pure: PureStep) -> None:
+    """Raise where a frame, an output or the state is of a type that a runtime cannot pass on."""
+    kinds = {f"The output {name}": kind for name, kind in pure.leaves.items()}
+    kinds |= {f"The state {one.name}": one.dtype for one in pure.entries}
+    kinds |= {"The frame": pure.subject.example.dtype}
+    wrong = [f"{what} is {dtype_name(kind)}" for what, kind in kinds.items() if kind not in ARRAYS]
+    if wrong:
+        known = ", ".join(map(dtype_name, ARRAYS))
+        raise UnsupportedError(
+            f"{wrong[0]}, which only --to aoti can pass on. onnxruntime, OpenVINO and Triton take "
+            f"{known}."
+        )
 
 
 def state_of(pure: PureStep) -> tuple[StateEntry, ...]:
