@@ -143,38 +143,90 @@ def test_windows_with_fixed_shapes_are_the_library_s() -> None:
     assert_near(parts.leaves[0], expected, "model")
 
 
-@pytest.mark.slow
-def test_triton_s_graph_follows_a_sequence_as_the_library(tmp_path, capsys, monkeypatch) -> None:
-    ort = pytest.importorskip("onnxruntime")
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of Triton."""
+    pytest.importorskip("onnxruntime")
     from eventful.export.triton import export_triton
 
-    model = tiny_vit()
-    target = export_triton(
-        model, torch.rand(1, 3, 64, 64), tmp_path, r=6, config=exportable(TopR(6)), name="tiny"
-    )
-    about = parse_config((target / "config.pbtxt").read_text())
-    session = ort.InferenceSession(
-        str(target / "1" / "model.onnx"), providers=["CPUExecutionProvider"]
-    )
-    entries = about["sequence_batching"]["state"]
-    ports = {one.name for one in session.get_inputs()}
-    assert ports == {"frame", "start"} | {one["input_name"] for one in entries}
-    kinds = {"TYPE_FP32": np.float32, "TYPE_INT64": np.int64}
-    state = {one["input_name"]: np.zeros(one["dims"], kinds[one["data_type"]]) for one in entries}
-    names = [one.name for one in session.get_outputs()]
-    stream = eventful.Stream(eventful.convert(model, exportable(TopR(6))))
+    folder, frame = tmp_path_factory.mktemp("triton"), torch.rand(1, 3, 64, 64)
+    return export_triton(tiny_vit(), frame, folder, r=6, config=exportable(TopR(6)), name="tiny")
+
+
+class Server:
+    """One sequence in a model, with its state kept as Triton does."""
+
+    def __init__(self, target: Path) -> None:
+        import onnxruntime as ort
+
+        about = parse_config((target / "config.pbtxt").read_text())
+        self.entries = about["sequence_batching"]["state"]
+        self.session = ort.InferenceSession(
+            str(target / "1" / "model.onnx"), providers=["CPUExecutionProvider"]
+        )
+        kinds = {"TYPE_FP32": np.float32, "TYPE_INT64": np.int64}
+        self.state = {
+            one["input_name"]: np.zeros(one["dims"], kinds[one["data_type"]])
+            for one in self.entries
+        }
+        self.start = True
+
+    def __call__(self, frame: torch.Tensor) -> torch.Tensor:
+        given = {"frame": frame.numpy(), "start": np.array([self.start], np.int32), **self.state}
+        names = [one.name for one in self.session.get_outputs()]
+        found = dict(zip(names, self.session.run(None, given), strict=True))
+        self.state = {one["input_name"]: found[one["output_name"]] for one in self.entries}
+        self.start, self.report = False, found["step.report"][0].tolist()
+        return torch.from_numpy(found["out.output"])
+
+
+@pytest.mark.slow
+def test_triton_s_graph_follows_a_sequence_as_the_library(repository: Path) -> None:
+    server = Server(repository)
+    ports = {one.name for one in server.session.get_inputs()}
+    assert ports == {"frame", "start"} | {one["input_name"] for one in server.entries}
+    stream = eventful.Stream(eventful.convert(tiny_vit(), exportable(TopR(6))))
     frames = list(changing(6))
     frames.insert(3, 1 - frames[0].flip(-1) * 3)  # a cut
     flushed = []
     for number, frame in enumerate(frames):
-        start = np.array([number == 0], dtype=np.int32)
-        given = {"frame": frame.numpy(), "start": start, **state}
-        found = dict(zip(names, session.run(None, given), strict=True))
-        state = {one["input_name"]: found[one["output_name"]] for one in entries}
-        assert_near(torch.from_numpy(found["out.output"]), stream(frame), "library", number)
+        assert_near(server(frame), stream(frame), "library", number)
         flushed.append(stream.last.flushed[0])
-        assert (int(state["state.turn"][0]) == 0) is flushed[-1]
+        assert (int(server.state["state.turn"][0]) == 0) is flushed[-1]
+        assert server.report[1:3] == [1, int(flushed[-1])]
+        assert server.report[4] == 1
     assert flushed[:4] == [True, False, False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("bad", ["NaN", "infinite", "huge"])
+def test_a_bad_frame_costs_triton_s_sequence_nothing_but_itself(repository, number, bad) -> None:
+    frames = list(changing(6))
+    good = frames[number]
+    frames[number] = {"NaN": torch.full_like(good, torch.nan), "huge": good * 1e38}.get(
+        bad, good / 0
+    )
+    server, model = Server(repository), tiny_vit()
+    for at, frame in enumerate(frames):
+        got = server(frame)
+        lost = not (server.report[1] and server.report[4])
+        if at == number and (bad != "huge" or number):
+            assert lost
+            assert int(server.state["state.turn"][0]) == -1
+        elif at == number + 1:
+            assert server.report[2], "starts over"
+            assert_near(got, model(frame), "library")
+        elif at != number:
+            assert not lost
+
+
+def test_triton_keeps_many_sequences_at_a_time() -> None:
+    from eventful.export.triton_config import config_text
+
+    about = parse_config(config_text("a", [], [], []))
+    assert about["max_batch_size"] == 0
+    assert about["sequence_batching"]["oldest"]["max_candidate_sequences"] >= 2
 
 
 GOOD = 'name: "a" max_batch_size: 0 input { name: "x" data_type: TYPE_FP32 dims: [ 1, 2 ] }'

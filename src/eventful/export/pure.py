@@ -73,7 +73,7 @@ class Parts:
     Attributes:
         leaves: tensors of the model's output, see `Skeleton`.
         report: (1, ops.REPORT) int32, see `ops.pick`; with column 4 set to whether the output is
-            finite.
+            finite. Of a flush, columns 0 and 3 are N, 1 and 2 are 1, and 5 is -1: not known.
         index: (M,) selected tokens; the first `count` (1,) of them count. Empty for a flush.
         score: (N,) what tokens were ranked by. Empty for a flush.
         state: by name, (1, ...) each.
@@ -149,9 +149,11 @@ class PureStep:
             step.cache[("head", name)] = [True]
         output = launch(subject.session, step, lambda: self._forward(subject.model, frame))
         leaves, skeleton = flatten(output)
-        report = torch.cat(
-            [inputs.report[:, :4], inputs.sound[:, None].int(), inputs.report[:, 5:]], dim=1
-        )
+        report = inputs.report
+        if flush:
+            tokens = subject.layout.tokens
+            report = report.new_tensor([[tokens, 1, 1, tokens, 1, -1]])
+        report = torch.cat([report[:, :4], inputs.sound[:, None].int(), report[:, 5:]], dim=1)
         index, count, score = _choice(step, subject.trunk, frame.device)
         return Parts(leaves, skeleton, report, index, count, score, held.tensors)
 

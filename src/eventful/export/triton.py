@@ -119,7 +119,10 @@ _ONNX = {"float32": "FLOAT", "float16": "FLOAT16", "float64": "DOUBLE", "int64":
 def joined(
     dense: Any, step: Any, state: Sequence[StateEntry], leaves: Sequence[str], numbers: Numbers
 ) -> Any:
-    """One ONNX model of both graphs: dense where a sequence starts or the scene was cut."""
+    """One ONNX model of both graphs: dense where a sequence starts or the scene was cut.
+
+    A turn of -1 means that the next request starts over: this frame, or its output, was not finite.
+    """
     onnx: Any = load("onnx")
     node, from_array = onnx.helper.make_node, onnx.numpy_helper.from_array
     given = {name: f"now.{name}" for name in Numbers._fields}
@@ -132,7 +135,7 @@ def joined(
         for name, value in numbers._asdict().items() if name != "turn"
     ]  # fmt: skip
     constants += [from_array(torch.tensor([number]).numpy(), f"number.{number}")
-                  for number in (0, 1, 2)]  # fmt: skip
+                  for number in (-1, 0, 1, 2, 4)]  # fmt: skip
     nothing = _nothing(values, state, leaves)
     first = node(
         "If", ["starts"], [f"step.{name}" for name in kept],
@@ -149,18 +152,33 @@ def joined(
         else_branch=_branch("go_on", through, [], kept, values, "same."),
     )  # fmt: skip
     nodes = [
-        node("Squeeze", [START, "number.0"], ["start.one"]),
-        node("Cast", ["start.one"], ["starts"], to=onnx.TensorProto.BOOL),
+        node("Cast", [START], ["asked"], to=onnx.TensorProto.BOOL),
+        node("Less", [_TURN.input, "number.0"], ["lost"]),
+        node("Or", ["asked", "lost"], ["starts.one"]),
+        node("Squeeze", ["starts.one", "number.0"], ["starts"]),
         node("Add", [_TURN.input, "number.1"], [given["turn"]]),
         first,
-        node("Gather", [f"step.{EXTRA[0]}", "number.2"], ["cut.column"], axis=1),
-        node("Squeeze", ["cut.column"], ["cut.one"]),
-        node("Cast", ["cut.one"], ["cut"], to=onnx.TensorProto.BOOL),
+        *_column(f"step.{EXTRA[0]}", 1, "finite"),
+        *_column(f"step.{EXTRA[0]}", 2, "far"),
+        node("And", ["far", "finite"], ["cut"]),  # an error without bound looks like a cut
         second,
-        node("Where", ["cut.again", "number.0", given["turn"]], [_TURN.output]),
+        *_column(EXTRA[0], 4, "sound"),
+        node("And", ["finite", "sound"], ["good"]),
+        node("Where", ["cut", "number.0", given["turn"]], ["good.turn"]),
+        node("Where", ["good", "good.turn", "number.-1"], [_TURN.output]),
     ]
-    nodes.insert(-1, node("Unsqueeze", ["cut", "number.0"], ["cut.again"]))
     return _model(step, nodes, kept, values, state, [*constants, *step_weights, *dense_weights])
+
+
+def _column(report: str, number: int, name: str) -> list[Any]:
+    """Nodes for one column of a report as a boolean without axes."""
+    onnx: Any = load("onnx")
+    node = onnx.helper.make_node
+    return [
+        node("Gather", [report, f"number.{number}"], [f"{name}.column"], axis=1),
+        node("Squeeze", [f"{name}.column"], [f"{name}.one"]),
+        node("Cast", [f"{name}.one"], [name], to=onnx.TensorProto.BOOL),
+    ]
 
 
 def _model(
