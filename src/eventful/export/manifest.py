@@ -16,6 +16,7 @@ import torch
 
 from eventful import files
 from eventful.errors import ArtefactError, EventfulError
+from eventful.export.manifest_checks import check_manifest
 from eventful.export.outputs import Skeleton, leaf_names
 from eventful.memory.snapshot import Identity
 from eventful.policies import Policy, policy_from_dict
@@ -183,6 +184,8 @@ def read_manifest(folder: str | Path, *, verify: bool = True) -> Manifest:
         raise ArtefactError(
             f"{folder} has no {NAME}: name a folder that `eventful export` wrote."
         ) from None
+    except ValueError as error:  # not UTF-8, or a null in the name
+        raise ArtefactError(f"{folder / NAME} is damaged ({error}); export again.") from None
     try:
         made = _parsed(json.loads(text))
     except (
@@ -191,6 +194,7 @@ def read_manifest(folder: str | Path, *, verify: bool = True) -> Manifest:
         TypeError,
         AttributeError,
         RecursionError,
+        OverflowError,
         EventfulError,
     ) as error:
         if isinstance(error, ArtefactError):
@@ -218,8 +222,10 @@ def _parsed(content: Any) -> Manifest:
     steps = tuple(StepFile(**one) for one in content.pop("steps"))
     made = Manifest(state=state, steps=steps, **content)
     if made.to not in TARGETS or not made.steps:
-        raise ArtefactError(f"{NAME} names no runtime of {', '.join(TARGETS)}, or no step.")
-    _ = made.policy, made.dtype
+        raise ArtefactError(
+            f"{NAME} names no runtime of {', '.join(TARGETS)}, or no step; export again."
+        )
+    check_manifest(made)
     return made
 
 
@@ -228,6 +234,12 @@ def _check_files(folder: Path, made: Manifest, verify: bool) -> None:
     for name in (made.dense, *(one.file for one in made.steps)):
         if name not in made.files:
             raise ArtefactError(f"{NAME} lists no digest for {name}; export again.")
+    others = {path.name for path in folder.iterdir()} - {NAME, *made.files}
+    if others:
+        raise ArtefactError(
+            f"{folder} holds {', '.join(sorted(others)[:3])}, which {NAME} does not list: a graph "
+            "may read it, unchecked. Remove it, or export again."
+        )
     for name, digest in made.files.items():
         path = folder / name
         if Path(name).name != name or path.is_symlink():

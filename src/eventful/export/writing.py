@@ -18,8 +18,9 @@ from eventful.errors import ConfigError, UnsupportedError
 from eventful.export import manifest as manifests
 from eventful.export.folder import replacing_folder
 from eventful.export.manifest import Manifest, StateEntry, StepFile, dtype_name, graph_outputs
+from eventful.export.manifest_checks import ARRAYS
 from eventful.export.pure import DenseGraph, Numbers, PureStep, StepGraph, state_values
-from eventful.export.runtimes.engine import ARRAYS, EXTRA
+from eventful.export.runtimes.engine import EXTRA
 from eventful.export.subject import DEFAULT_BUCKETS, Subject
 from eventful.export.tracing import traced
 

@@ -20,10 +20,6 @@ EXTRA = (
     "step.score",
 )  # outputs of a step between leaves and state
 
-# Dtypes of frames, outputs and state that onnxruntime and OpenVINO exchange with torch.
-ARRAYS = (torch.float32, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8,
-          torch.bool)  # fmt: skip
-
 
 @dataclass(frozen=True, eq=False)
 class Made:

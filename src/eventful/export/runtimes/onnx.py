@@ -16,8 +16,9 @@ from torch import Tensor
 
 from eventful.errors import UnsupportedError
 from eventful.export.manifest import Manifest, StateEntry
+from eventful.export.manifest_checks import ARRAYS
 from eventful.export.pure import Numbers
-from eventful.export.runtimes.engine import ARRAYS, EXTRA, Engine, Made, Memory, blank_state
+from eventful.export.runtimes.engine import EXTRA, Engine, Made, Memory, blank_state
 from eventful.surgery.libraries import load
 
 _KINDS: dict[torch.dtype, Any] = {
