@@ -257,6 +257,7 @@ def test_the_command_writes_a_folder_and_says_what(tmp_path, capsys, monkeypatch
     assert not ended.value.code
     about = json.loads(capsys.readouterr().out)
     assert [one["width"] for one in about["steps"]] == [6, 10]
+    assert about["left_out"] == ["motion", "context", "fallback"]
     stream = Runtime(tmp_path / "graphs").stream()
     assert stream(torch.rand(1, 3, 64, 64)).shape == (1, 1000)
 
@@ -269,6 +270,9 @@ def test_the_command_writes_a_folder_and_says_what(tmp_path, capsys, monkeypatch
         (["--dtype", "bfloat16"], "--to aoti"),
         (["--to", "aoti", "--int8"], "int8 weights are not written for aoti"),
         (["--to", "triton", "--int8"], "written in float32"),
+        (["--to", "triton", "--r", "4,8"], "one step.*--r 8"),
+        (["--policy", "follow-scene", "--h", "0.5"], "Leave one of them out"),
+        (["--max_age", "1"], "all 17 tokens are due"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_write(words, message, tmp_path, monkeypatch) -> None:
@@ -276,14 +280,31 @@ def test_the_command_refuses_what_it_cannot_write(words, message, tmp_path, monk
 
     options: dict[str, Any] = {"r": "4", "size": "64"}
     for name, value in zip(words[::2], [*words[1::2], "x"], strict=False):
-        options[name.removeprefix("--")] = value
+        options[name.removeprefix("--")] = {"--h": float, "--max_age": int}.get(name, str)(value)
     if "--int8" in words:
         options["int8"] = True
     what = Exported(
         "timm:vit_tiny_patch16_224", tmp_path / "x",
         **{**options, "to": Target(options.get("to", "onnx")),
-           "dtype": Dtype(options.get("dtype", "float32")), "policy": Choice.top_r},
+           "dtype": Dtype(options.get("dtype", "float32")),
+           "policy": Choice(options.get("policy", "top-r"))},
     )  # fmt: skip
     with pytest.raises((ConfigError, UnsupportedError), match=message):
         run(what)
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("frames", "method", "message"),
+    [(1, "get_image_features", "through its method"), (8, "forward", "takes 8 frames")],
+)
+def test_models_that_take_no_single_frame_say_why(frames, method, message, monkeypatch) -> None:
+    from types import SimpleNamespace
+
+    from eventful.export import frames as opening
+
+    ready = SimpleNamespace(step_frames=frames, method=method)
+    subject = SimpleNamespace(model=None, at=lambda *size: ready)
+    monkeypatch.setattr(opening, "open_subject", lambda *args, **options: subject)
+    with pytest.raises(UnsupportedError, match=message):
+        opening.open_for_export("some:model", size=64)
