@@ -12,7 +12,7 @@ import eventful
 from eventful.surgery.libraries import load
 
 SIDE, PATCH, TOKENS = 64, 8, 65
-CLOSE = 1e-4  # of outputs in fp32
+CLOSE = 1e-4  # of outputs in fp32, in units of the largest
 TIE = 1e-5  # errors nearer than this may be ranked either way
 
 
@@ -60,18 +60,31 @@ def same_choice(ours: set[int], theirs: set[int], score: Tensor) -> bool:
 def assert_steps_agree(
     runtime: Any, model: nn.Module, frames: Iterator[Tensor], policy: eventful.Policy | None = None
 ) -> None:
-    """From equal state each step gives the library's output and selects its tokens."""
+    """From equal state each step gives the library's output, tokens and state."""
     stream = eventful.Stream(model, policy, maps=True)
     stream(next(frames))
     for number, frame in enumerate(frames):
         ours = runtime.load(stream.snapshot())
         expected, got = stream(frame), ours(frame)
         assert stream.last.flushed == [ours.last.flushed], number
-        apart = float((got - expected).abs().max())
         if not ours.last.flushed:
             theirs, score = selected(stream)
             mine = set(ours.last.index.tolist())
             assert same_choice(mine, theirs, score), (number, mine ^ theirs)
             if mine != theirs:
                 continue
-        assert apart < CLOSE, (number, apart)
+        assert_close(got, expected, number)
+        held = stream._state.detached().tensors
+        for name, value in ours._memory.read().items():
+            if name in held:
+                theirs = held[name] if value.dim() == 1 else held[name][0]
+                assert_close(value, theirs, (number, name))
+            else:
+                assert value.isnan().all(), (number, name)  # missing
+
+
+def assert_close(got: Tensor, expected: Tensor, where: object) -> None:
+    """Equal up to rounding in fp32."""
+    assert torch.equal(got.isnan(), expected.isnan()), where
+    apart = (got - expected).nan_to_num().abs().max()
+    assert apart <= CLOSE * expected.nan_to_num().abs().max(), (where, float(apart))

@@ -14,6 +14,8 @@ import eventful
 from eventful import Config, FollowScene, Threshold, TopR
 from eventful.errors import (
     ArtefactError,
+    ConcurrentUseError,
+    ConfigError,
     FrameError,
     NonFiniteError,
     SnapshotError,
@@ -203,6 +205,110 @@ def test_frames_that_do_not_fit_are_refused(runtime) -> None:
         ours(torch.full_like(first, math.nan))
     assert torch.equal(ours(second), twin(second))
     assert torch.equal(ours(third), twin(third))
+
+
+def test_a_frame_whose_errors_have_no_bound_is_refused_and_the_next_is_whole(runtime, model):
+    """It is finite itself; its tokens, or their differences, are not."""
+    first, second, third = changing(3)
+    for scale in (1e20, 1e30, 1e38):
+        ours, theirs = runtime.stream(), eventful.Stream(model)
+        ours(first), theirs(first)
+        with pytest.raises(NonFiniteError):
+            theirs(second * scale)
+        with pytest.raises(NonFiniteError, match="computed whole"):
+            ours(second * scale)
+        assert_near(ours(third), model(third), "library")
+        assert (ours.last.flushed, ours.last.reason) == (True, "failed")
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_step_that_fails_is_followed_by_a_whole_frame(after, runtime, model, monkeypatch) -> None:
+    frames = list(changing(6))
+    ours = runtime.stream()
+    for frame in frames[:after]:
+        ours(frame)
+    name = "step" if after else "flush"
+    run = getattr(ours._memory, name)
+
+    def fails(*given: object) -> None:
+        run(*given)
+        raise RuntimeError("half of the state is written")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ours._memory, name, fails)
+        with pytest.raises(RuntimeError, match="half"):
+            ours(frames[4])
+    assert_near(ours(frames[5]), model(frames[5]), "library")
+    assert (ours.last.flushed, ours.last.reason) == (True, "failed")
+
+
+def test_nothing_else_is_done_with_a_stream_in_the_middle_of_a_step(runtime) -> None:
+    ours = runtime.stream()
+    frame = next(changing(1))
+    ours(frame)
+
+    def assign() -> None:
+        ours.policy = TopR(3)
+
+    with ours._busy:
+        for use in (ours.flush, ours.snapshot, assign, lambda: ours(frame)):
+            with pytest.raises(ConcurrentUseError):
+                use()
+    assert ours.policy == TopR(R)
+
+
+def test_snapshots_keep_the_width_and_the_reason(runtime, model) -> None:
+    ours = runtime.stream(Threshold(1.0))
+    frames = list(changing(6))
+    for frame in frames[:4]:
+        ours(frame)
+    assert ours.last.width < TOKENS
+    again = runtime.load(ours.snapshot())
+    assert torch.equal(again(frames[4]), ours(frames[4]))
+    assert again.last.width == ours.last.width
+    ours.flush()
+    again = runtime.load(ours.snapshot())
+    again(frames[5])
+    assert again.last.reason == "asked"
+    assert eventful.Stream.load(model, ours.snapshot()).policy == Threshold(1.0)
+    other = runtime.load(ours.snapshot(), policy=TopR(2))
+    assert other.policy == TopR(2)
+
+
+def test_snapshots_of_other_types_are_refused(runtime, model) -> None:
+    stream = eventful.Stream(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        stream(next(changing(1)))
+        stream(next(changing(1)))
+    with pytest.raises(SnapshotError, match="autocast"):
+        runtime.load(stream.snapshot())
+
+
+@pytest.mark.parametrize("wrong", ["x", None, object(), [[1], [1, 2]]])
+def test_what_is_no_frame_is_refused(wrong, runtime) -> None:
+    with pytest.raises(FrameError, match="frame"):
+        runtime.stream()(wrong)
+
+
+@pytest.mark.parametrize("threads", [0, -1, "a", 1.5, True])
+def test_threads_are_a_positive_number(threads, folder) -> None:
+    with pytest.raises(ConfigError, match="threads"):
+        Runtime(folder, threads=threads)
+
+
+def test_writes_are_masked_where_token_0_depends_on_the_frame(model) -> None:
+    """With special tokens at the end alone, a bad frame would write to a patch."""
+    from dataclasses import replace
+
+    from eventful.export.pure import PureStep
+    from eventful.export.subject import Subject
+
+    subject = Subject.of(model, next(changing(1)))
+    pure = object.__new__(PureStep)
+    pure.subject = subject
+    assert pure._always_some
+    pure.subject = replace(subject, layout=replace(subject.layout, prefix=0, suffix=1))
+    assert not pure._always_some
 
 
 def _copy(folder: Path, tmp_path: Path) -> Path:

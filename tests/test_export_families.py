@@ -45,12 +45,26 @@ class Called(nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENTRIES)
 def test_steps_of_a_family_agree_with_the_library(name: str, tmp_path: Path) -> None:
+    assert_family(name, "onnx", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["openvino", "aoti"])
+def test_a_family_with_a_relative_position_agrees_in_every_runtime(to: str, tmp_path: Path) -> None:
+    """Its state has tensors of other shapes, too."""
+    if to == "openvino":
+        pytest.importorskip("openvino")
+    assert_family("timm sam", to, tmp_path)
+
+
+def assert_family(name: str, to: str, tmp_path: Path) -> None:
+    """Export a model of a family, and compare its steps with the library's."""
     entry = ENTRIES[name]
     model = eventful.convert(Called(entry).eval(), exportable(TopR(5)))
     height, width = entry.size
     draw = torch.Generator().manual_seed(1)
     example = torch.rand(1, 3, height, width, generator=draw)
-    export(model, example, tmp_path / "graphs", r=(5,))
+    export(model, example, tmp_path / "graphs", to=to, r=(5,))
 
     def frames() -> Any:
         frame = example

@@ -143,38 +143,90 @@ def test_windows_with_fixed_shapes_are_the_library_s() -> None:
     assert_near(parts.leaves[0], expected, "model")
 
 
-@pytest.mark.slow
-def test_triton_s_graph_follows_a_sequence_as_the_library(tmp_path, capsys, monkeypatch) -> None:
-    ort = pytest.importorskip("onnxruntime")
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of Triton."""
+    pytest.importorskip("onnxruntime")
     from eventful.export.triton import export_triton
 
-    model = tiny_vit()
-    target = export_triton(
-        model, torch.rand(1, 3, 64, 64), tmp_path, r=6, config=exportable(TopR(6)), name="tiny"
-    )
-    about = parse_config((target / "config.pbtxt").read_text())
-    session = ort.InferenceSession(
-        str(target / "1" / "model.onnx"), providers=["CPUExecutionProvider"]
-    )
-    entries = about["sequence_batching"]["state"]
-    ports = {one.name for one in session.get_inputs()}
-    assert ports == {"frame", "start"} | {one["input_name"] for one in entries}
-    kinds = {"TYPE_FP32": np.float32, "TYPE_INT64": np.int64}
-    state = {one["input_name"]: np.zeros(one["dims"], kinds[one["data_type"]]) for one in entries}
-    names = [one.name for one in session.get_outputs()]
-    stream = eventful.Stream(eventful.convert(model, exportable(TopR(6))))
+    folder, frame = tmp_path_factory.mktemp("triton"), torch.rand(1, 3, 64, 64)
+    return export_triton(tiny_vit(), frame, folder, r=6, config=exportable(TopR(6)), name="tiny")
+
+
+class Server:
+    """One sequence in a model, with its state kept as Triton does."""
+
+    def __init__(self, target: Path) -> None:
+        import onnxruntime as ort
+
+        about = parse_config((target / "config.pbtxt").read_text())
+        self.entries = about["sequence_batching"]["state"]
+        self.session = ort.InferenceSession(
+            str(target / "1" / "model.onnx"), providers=["CPUExecutionProvider"]
+        )
+        kinds = {"TYPE_FP32": np.float32, "TYPE_INT64": np.int64}
+        self.state = {
+            one["input_name"]: np.zeros(one["dims"], kinds[one["data_type"]])
+            for one in self.entries
+        }
+        self.start = True
+
+    def __call__(self, frame: torch.Tensor) -> torch.Tensor:
+        given = {"frame": frame.numpy(), "start": np.array([self.start], np.int32), **self.state}
+        names = [one.name for one in self.session.get_outputs()]
+        found = dict(zip(names, self.session.run(None, given), strict=True))
+        self.state = {one["input_name"]: found[one["output_name"]] for one in self.entries}
+        self.start, self.report = False, found["step.report"][0].tolist()
+        return torch.from_numpy(found["out.output"])
+
+
+@pytest.mark.slow
+def test_triton_s_graph_follows_a_sequence_as_the_library(repository: Path) -> None:
+    server = Server(repository)
+    ports = {one.name for one in server.session.get_inputs()}
+    assert ports == {"frame", "start"} | {one["input_name"] for one in server.entries}
+    stream = eventful.Stream(eventful.convert(tiny_vit(), exportable(TopR(6))))
     frames = list(changing(6))
     frames.insert(3, 1 - frames[0].flip(-1) * 3)  # a cut
     flushed = []
     for number, frame in enumerate(frames):
-        start = np.array([number == 0], dtype=np.int32)
-        given = {"frame": frame.numpy(), "start": start, **state}
-        found = dict(zip(names, session.run(None, given), strict=True))
-        state = {one["input_name"]: found[one["output_name"]] for one in entries}
-        assert_near(torch.from_numpy(found["out.output"]), stream(frame), "library", number)
+        assert_near(server(frame), stream(frame), "library", number)
         flushed.append(stream.last.flushed[0])
-        assert (int(state["state.turn"][0]) == 0) is flushed[-1]
+        assert (int(server.state["state.turn"][0]) == 0) is flushed[-1]
+        assert server.report[1:3] == [1, int(flushed[-1])]
+        assert server.report[4] == 1
     assert flushed[:4] == [True, False, False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("bad", ["NaN", "infinite", "huge"])
+def test_a_bad_frame_costs_triton_s_sequence_nothing_but_itself(repository, number, bad) -> None:
+    frames = list(changing(6))
+    good = frames[number]
+    frames[number] = {"NaN": torch.full_like(good, torch.nan), "huge": good * 1e38}.get(
+        bad, good / 0
+    )
+    server, model = Server(repository), tiny_vit()
+    for at, frame in enumerate(frames):
+        got = server(frame)
+        lost = not (server.report[1] and server.report[4])
+        if at == number and (bad != "huge" or number):
+            assert lost
+            assert int(server.state["state.turn"][0]) == -1
+        elif at == number + 1:
+            assert server.report[2], "starts over"
+            assert_near(got, model(frame), "library")
+        elif at != number:
+            assert not lost
+
+
+def test_triton_keeps_many_sequences_at_a_time() -> None:
+    from eventful.export.triton_config import config_text
+
+    about = parse_config(config_text("a", [], [], []))
+    assert about["max_batch_size"] == 0
+    assert about["sequence_batching"]["oldest"]["max_candidate_sequences"] >= 2
 
 
 GOOD = 'name: "a" max_batch_size: 0 input { name: "x" data_type: TYPE_FP32 dims: [ 1, 2 ] }'
@@ -205,6 +257,7 @@ def test_the_command_writes_a_folder_and_says_what(tmp_path, capsys, monkeypatch
     assert not ended.value.code
     about = json.loads(capsys.readouterr().out)
     assert [one["width"] for one in about["steps"]] == [6, 10]
+    assert about["left_out"] == ["motion", "context", "fallback"]
     stream = Runtime(tmp_path / "graphs").stream()
     assert stream(torch.rand(1, 3, 64, 64)).shape == (1, 1000)
 
@@ -217,6 +270,9 @@ def test_the_command_writes_a_folder_and_says_what(tmp_path, capsys, monkeypatch
         (["--dtype", "bfloat16"], "--to aoti"),
         (["--to", "aoti", "--int8"], "int8 weights are not written for aoti"),
         (["--to", "triton", "--int8"], "written in float32"),
+        (["--to", "triton", "--r", "4,8"], "one step.*--r 8"),
+        (["--policy", "follow-scene", "--h", "0.5"], "Leave one of them out"),
+        (["--max_age", "1"], "all 17 tokens are due"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_write(words, message, tmp_path, monkeypatch) -> None:
@@ -224,14 +280,31 @@ def test_the_command_refuses_what_it_cannot_write(words, message, tmp_path, monk
 
     options: dict[str, Any] = {"r": "4", "size": "64"}
     for name, value in zip(words[::2], [*words[1::2], "x"], strict=False):
-        options[name.removeprefix("--")] = value
+        options[name.removeprefix("--")] = {"--h": float, "--max_age": int}.get(name, str)(value)
     if "--int8" in words:
         options["int8"] = True
     what = Exported(
         "timm:vit_tiny_patch16_224", tmp_path / "x",
         **{**options, "to": Target(options.get("to", "onnx")),
-           "dtype": Dtype(options.get("dtype", "float32")), "policy": Choice.top_r},
+           "dtype": Dtype(options.get("dtype", "float32")),
+           "policy": Choice(options.get("policy", "top-r"))},
     )  # fmt: skip
     with pytest.raises((ConfigError, UnsupportedError), match=message):
         run(what)
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("frames", "method", "message"),
+    [(1, "get_image_features", "through its method"), (8, "forward", "takes 8 frames")],
+)
+def test_models_that_take_no_single_frame_say_why(frames, method, message, monkeypatch) -> None:
+    from types import SimpleNamespace
+
+    from eventful.export import frames as opening
+
+    ready = SimpleNamespace(step_frames=frames, method=method)
+    subject = SimpleNamespace(model=None, at=lambda *size: ready)
+    monkeypatch.setattr(opening, "open_subject", lambda *args, **options: subject)
+    with pytest.raises(UnsupportedError, match=message):
+        opening.open_for_export("some:model", size=64)

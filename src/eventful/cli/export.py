@@ -47,7 +47,9 @@ class Exported:
         Path, typer.Option(file_okay=False, help="Folder to write; an earlier export is replaced.")
     ]
     to: Annotated[Target, typer.Option(help="Runtime that the graphs are for.")] = Target.onnx
-    rule: Annotated[str, typer.Option(help="Preset; only fast can be exported.")] = "fast"
+    rule: Annotated[
+        str, typer.Option(help="Preset; only fast can, without motion, context and fallback.")
+    ] = "fast"
     r: Annotated[
         str,
         typer.Option(
@@ -99,7 +101,7 @@ def run(what: Exported) -> None:
     from eventful.modelspec.size import parse_size
 
     _check_dtype(what)
-    numbers = _numbers(what.r)
+    numbers = _numbers(what)
     policy, age = _policy(what, numbers), what.max_age or None
     size = parse_size(what.size)
     if what.rule == "fast":
@@ -151,30 +153,51 @@ def _to_triton(
     sizes = {str(path.relative_to(what.out)): path.stat().st_size
              for path in sorted(made.rglob("*")) if path.is_file()}  # fmt: skip
     if what.as_json:
-        print(json.dumps({"folder": str(what.out), "to": "triton", "model": name, "bytes": sizes}))
+        about = {
+            "folder": str(what.out), "to": "triton", "model": name, "r": r,
+            "rule": config.to_dict(), "left_out": _left_out(what), "bytes": sizes,
+        }  # fmt: skip
+        print(json.dumps(about, indent=2))
         return
     print(f"Triton model {name} in {what.out}, with a step of r = {r}:")
     for path, size in sizes.items():
         print(f"  {path} ({size / 1e6:,.1f} MB)")
 
 
-def _numbers(text: str) -> list[int]:
+def _numbers(what: Exported) -> list[int]:
     """The numbers of `--r`."""
     from eventful.errors import ConfigError
 
+    text = what.r
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
         raise ConfigError(f"--r is one number of tokens or several, e.g. 64,128,256; got {text!r}.")
+    if what.to is Target.triton and len(parts) > 1:
+        raise ConfigError(
+            f"A model of Triton has one step, and --r {text} asks for {len(parts)}. Give one "
+            f"number: --r {parts[-1]}."
+        )
     return [int(part) for part in parts]
 
 
 def _policy(what: Exported, numbers: list[int]) -> Policy:
     """The policy to begin with."""
+    from eventful.errors import ConfigError
     from eventful.policies import FollowScene, Threshold, TopR
 
+    if what.h is not None and what.policy is Choice.follow_scene:
+        raise ConfigError(
+            "--h is a policy of its own, a fixed threshold, and --policy follow-scene another one. "
+            "Leave one of them out."
+        )
     if what.h is not None:
         return Threshold(what.h)
     return FollowScene() if what.policy is Choice.follow_scene else TopR(max(numbers))
+
+
+def _left_out(what: Exported) -> list[str]:
+    """Parts of a preset that graphs do not have, see `exportable`."""
+    return ["motion", "context", "fallback"] if what.rule == "fast" else []
 
 
 def _show(made: Manifest, what: Exported) -> None:
@@ -183,7 +206,8 @@ def _show(made: Manifest, what: Exported) -> None:
     if what.as_json:
         about = {
             "folder": str(what.out), "to": what.to.value, "model": made.model,
-            "rule": made.config, "frame": made.frame, "tokens": made.tokens,
+            "rule": made.config, "left_out": _left_out(what), "frame": made.frame,
+            "tokens": made.tokens,
             "steps": [{"file": one.file, "width": one.width} for one in made.steps],
             "dense": made.dense, "fingerprint": made.identity["fingerprint"], "bytes": sizes,
             "versions": made.versions,

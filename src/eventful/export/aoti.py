@@ -58,6 +58,7 @@ class AotiWriter:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")
                 program = plan.traced_as(InPlace(plan.module, given)) if state else plan.program
+                _check_operators(program, plan.what)
                 aoti_compile_and_package(
                     program,
                     package_path=str(self.folder / file),
@@ -72,3 +73,17 @@ class AotiWriter:
                 "needs a C++ compiler (apt install g++). `--to onnx` needs none."
             ) from error
         return file
+
+
+def _check_operators(program: Any, what: str) -> None:
+    """Raise for operators of ours: a package would compile, and call Python that is not there."""
+    targets = (node.target for node in program.graph_module.graph.nodes)
+    own = {
+        target.name().partition("::")[2]
+        for target in targets if getattr(target, "namespace", "") == "eventful"
+    }  # fmt: skip
+    if own:
+        raise UnsupportedError(
+            f"AOTInductor has no form of {', '.join(sorted(own))} in {what}: the NMS and RoIAlign "
+            "of a detector. Use --to onnx or --to openvino, which have operators for both."
+        )

@@ -30,11 +30,16 @@ def open_for_export(
     if own is None:
         raise UnsupportedError(f"{name} has no frame size of its own: give --size HxW.")
     ready = subject.at(*own)
-    if ready.step_frames != 1 or ready.method not in _CALLED:
+    tower = "eventful.export.export(model.vision_model, frame, FOLDER)"
+    if ready.step_frames != 1:
         raise UnsupportedError(
-            f"{name} is stepped with {ready.step_frames} frames through `{ready.method}`, and a "
-            "graph takes one frame. Export its tower: eventful.export.export(model.vision_model, "
-            "frame, FOLDER)."
+            f"{name} takes {ready.step_frames} frames in one step, and a graph takes one. Export a "
+            f"part of it that takes one: {tower}."
+        )
+    if ready.method not in _CALLED:
+        raise UnsupportedError(
+            f"{name} sees pictures through its method `{ready.method}`, and a graph is made of a "
+            f"call of the model itself. Export its tower: {tower}."
         )
     draw = torch.Generator().manual_seed(0)
     picture = torch.randint(0, 256, (3, *ready.size), generator=draw, dtype=torch.uint8)

@@ -16,6 +16,7 @@ import torch
 
 from eventful import files
 from eventful.errors import ArtefactError, EventfulError
+from eventful.export.manifest_checks import check_manifest
 from eventful.export.outputs import Skeleton, leaf_names
 from eventful.memory.snapshot import Identity
 from eventful.policies import Policy, policy_from_dict
@@ -151,6 +152,22 @@ class Manifest:
         )
 
 
+def is_export(folder: Path) -> bool:
+    """Whether a folder holds files of one manifest of ours and nothing else.
+
+    Files may be missing or damaged: a folder that a message says to export again can be replaced.
+    """
+    try:
+        content = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        del content["format"]
+        if content.pop("checksum") != files.digest([_canonical(content)]):
+            return False
+        known = {NAME, *content["files"]}
+        return all(path.name in known and path.is_file() for path in folder.iterdir())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError):
+        return False
+
+
 def read_manifest(folder: str | Path, *, verify: bool = True) -> Manifest:
     """The manifest of a folder.
 
@@ -167,6 +184,8 @@ def read_manifest(folder: str | Path, *, verify: bool = True) -> Manifest:
         raise ArtefactError(
             f"{folder} has no {NAME}: name a folder that `eventful export` wrote."
         ) from None
+    except ValueError as error:  # not UTF-8, or a null in the name
+        raise ArtefactError(f"{folder / NAME} is damaged ({error}); export again.") from None
     try:
         made = _parsed(json.loads(text))
     except (
@@ -175,6 +194,7 @@ def read_manifest(folder: str | Path, *, verify: bool = True) -> Manifest:
         TypeError,
         AttributeError,
         RecursionError,
+        OverflowError,
         EventfulError,
     ) as error:
         if isinstance(error, ArtefactError):
@@ -202,8 +222,10 @@ def _parsed(content: Any) -> Manifest:
     steps = tuple(StepFile(**one) for one in content.pop("steps"))
     made = Manifest(state=state, steps=steps, **content)
     if made.to not in TARGETS or not made.steps:
-        raise ArtefactError(f"{NAME} names no runtime of {', '.join(TARGETS)}, or no step.")
-    _ = made.policy, made.dtype
+        raise ArtefactError(
+            f"{NAME} names no runtime of {', '.join(TARGETS)}, or no step; export again."
+        )
+    check_manifest(made)
     return made
 
 
@@ -212,6 +234,12 @@ def _check_files(folder: Path, made: Manifest, verify: bool) -> None:
     for name in (made.dense, *(one.file for one in made.steps)):
         if name not in made.files:
             raise ArtefactError(f"{NAME} lists no digest for {name}; export again.")
+    others = {path.name for path in folder.iterdir()} - {NAME, *made.files}
+    if others:
+        raise ArtefactError(
+            f"{folder} holds {', '.join(sorted(others)[:3])}, which {NAME} does not list: a graph "
+            "may read it, unchecked. Remove it, or export again."
+        )
     for name, digest in made.files.items():
         path = folder / name
         if Path(name).name != name or path.is_symlink():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 import tempfile
 import time
@@ -15,12 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from eventful.bench.results import origin
+from eventful.config import Config
 from eventful.export.outputs import flatten
 from eventful.export.runtime import Runtime
 from eventful.export.subject import exportable
 from eventful.export.tracing import traced
 from eventful.export.writing import export
 from eventful.policies import TopR
+from eventful.stream import Stream
+from eventful.surgery.conversion import convert
 from eventful.surgery.libraries import load
 
 Tick = Callable[[str, int, int], None]
@@ -35,7 +39,8 @@ class Way:
 
     Attributes:
         to: see `manifest.TARGETS`.
-        precision: `f32`, `bf16` or `int8`, which is that of the weights.
+        precision: `f32`, `bf16` or `int8`, which is that of the weights. With `aoti` in `bf16`
+            frames and state are so, too.
     """
 
     to: str
@@ -52,6 +57,7 @@ WAYS = (
     Way("openvino", "bf16"),
     Way("openvino", "int8"),
     Way("aoti"),
+    Way("aoti", "bf16"),
 )
 
 
@@ -62,8 +68,9 @@ class Times:
     Attributes:
         dense_ms, step_ms: medians over frames; every frame was run by both.
         updated: tokens of a step, of `tokens`.
-        error: largest difference of the last step's output from the dense model in the same
-            runtime, in units of the latter's largest value.
+        step_error: largest difference of a step's output from that of the library's `Stream` in the
+            same step, in units of what the step changed: 1 is a result that is one frame old. None
+            but for `f32`: with fewer bits, rounding is as large as what a step changes.
         state_mb: of one stream.
     """
 
@@ -79,7 +86,7 @@ class Times:
     step_ms: float
     step_p80_ms: float
     speed_up: float
-    error: float
+    step_error: float | None
     state_mb: float
 
 
@@ -109,34 +116,61 @@ def measure(
             folder = Path(temporary) if work is None else work
             for done, way in enumerate(ways):
                 tick(f"write the graphs of {way}", done, len(ways))
-                prepare(model, name, example, r, way, folder)
+                prepare(*suited(model, example, way), name, r, way, folder)
             for done, way in enumerate(ways):
                 tick(str(way), done, len(ways))
-                rows.append(_measured(example, way, folder, frames, threads))
+                rows.append(
+                    _measured(*suited(model, example, way), r, way, folder, frames, threads)
+                )
         return {"rows": [vars(row) for row in rows], "origin": origin("cpu")}
     finally:
         torch.set_num_threads(before)
 
 
-def prepare(model: nn.Module, name: str, example: Tensor, r: int, way: Way, folder: Path) -> None:
+def suited(model: nn.Module, example: Tensor, way: Way) -> tuple[nn.Module, Tensor]:
+    """A model and a frame in the type that a way is exported in."""
+    if way != Way("aoti", "bf16"):
+        return model, example
+    return copy.deepcopy(model).bfloat16(), example.bfloat16()
+
+
+def prepare(model: nn.Module, example: Tensor, name: str, r: int, way: Way, folder: Path) -> None:
     """Write the graphs of a way, unless they are there."""
     place, int8 = _place(folder, way), way.precision == "int8"
     if not (place / "steps" / "manifest.json").is_file():
         place.mkdir(parents=True, exist_ok=True)
-        config = exportable(TopR(r), max_age=None)
         export(
-            model, example, place / "steps", to=way.to, r=(r,), config=config, name=name, int8=int8
-        )
+            model, example, place / "steps", to=way.to, r=(r,), config=_config(r), name=name,
+            int8=int8,
+        )  # fmt: skip
     if not any(place.glob("dense.*")):
         write_dense(model, example, way, place)
 
 
+def _config(r: int) -> Config:
+    return exportable(TopR(r), max_age=None)
+
+
 def _place(folder: Path, way: Way) -> Path:
     """Where the graphs of a way are; precisions of one file share them."""
-    return folder / f"{way.to}-{'int8' if way.precision == 'int8' else 'f32'}"
+    shared = way == Way("openvino", "bf16")
+    return folder / f"{way.to}-{'f32' if shared else way.precision}"
 
 
-def _measured(example: Tensor, way: Way, folder: Path, frames: int, threads: int) -> Times:
+def step_error(runtime: Runtime, model: nn.Module, example: Tensor, r: int) -> float:
+    """See `Times.step_error`; the step begins with equal state."""
+    stream = Stream(convert(model, _config(r)))
+    *first, last = moving(example, WARM)
+    for frame in first:
+        before = flatten(stream(frame))[0][0].float()
+    ours = runtime.load(stream.snapshot())
+    expected, got = (flatten(run(last))[0][0].float() for run in (stream, ours))
+    return float((got - expected).abs().max() / (expected - before).abs().max())
+
+
+def _measured(
+    model: nn.Module, example: Tensor, r: int, way: Way, folder: Path, frames: int, threads: int
+) -> Times:
     place, int8 = _place(folder, way), way.precision == "int8"
     precision = way.precision if way.to == "openvino" and not int8 else None
     runtime = Runtime(place / "steps", threads=threads, precision=precision)
@@ -150,23 +184,22 @@ def _measured(example: Tensor, way: Way, folder: Path, frames: int, threads: int
             run(video[first - 1])  # threads of the other one may still be spinning
             for frame in video[first : first + ROUND]:
                 start = time.perf_counter()
-                output = run(frame)
+                run(frame)
                 times[what].append(1e3 * (time.perf_counter() - start))
-            if what == "dense":
-                expected = output
     last, name = stream.last, runtime.manifest.model
     assert last is not None
     assert not last.flushed
-    return _row(name, way, last, times, flatten(output)[0][0], expected, example, stream.nbytes)
+    exact = way.precision == "f32"
+    error = round(step_error(runtime, model, example, r), 5) if exact else None
+    return _row(name, way, last, times, error, example, stream.nbytes)
 
 
 def _row(
-    name: str, way: Way, last: Any, times: dict[str, list[float]], got: Tensor, expected: Tensor,
+    name: str, way: Way, last: Any, times: dict[str, list[float]], error: float | None,
     example: Tensor, nbytes: int,
 ) -> Times:  # fmt: skip
     dense, step = (statistics.median(times[what]) for what in ("dense", "step"))
     ordered = sorted(times["step"])
-    difference = (got.float() - expected.float()).abs().max() / expected.float().abs().max()
     return Times(
         model=name,
         size="x".join(map(str, example.shape[2:])),
@@ -180,7 +213,7 @@ def _row(
         step_ms=round(step, 2),
         step_p80_ms=round(ordered[int(0.8 * (len(ordered) - 1))], 2),
         speed_up=round(dense / step, 3),
-        error=round(float(difference), 5),
+        step_error=error,
         state_mb=round(nbytes / 1e6, 1),
     )
 

@@ -6,7 +6,7 @@ A skeleton is plain data: what holds the tensors, with the number of each in the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -24,7 +24,19 @@ def flatten(output: Any) -> tuple[list[Tensor], Skeleton]:
         UnsupportedError: it holds something else than tensors in dicts, lists and tuples.
     """
     leaves: list[Tensor] = []
-    return leaves, _part(output, "", leaves)
+    skeleton = _part(output, "", leaves)
+    _name_apart(skeleton)
+    return leaves, skeleton
+
+
+def _name_apart(skeleton: Skeleton) -> None:
+    """Give leaves names that no other has: a key may hold a dot, or be empty."""
+    taken: set[str] = set()
+    for leaf in _leaves(skeleton):
+        name, number = leaf["name"], 2
+        while leaf["name"] in taken:
+            leaf["name"], number = f"{name}_{number}", number + 1
+        taken.add(leaf["name"])
 
 
 def _part(value: Any, where: str, leaves: list[Tensor]) -> Skeleton:
@@ -39,6 +51,11 @@ def _part(value: Any, where: str, leaves: list[Tensor]) -> Skeleton:
         value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
     if isinstance(value, Mapping):  # an output of transformers, too
         named = {str(key): _part(held, _joined(where, key), leaves) for key, held in value.items()}
+        if len(named) < len(value):
+            raise UnsupportedError(
+                f"Two keys of the model's output read alike: {list(map(str, value))}. Name them "
+                "apart, or export a part of the model."
+            )
         return {"dict": named}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
@@ -57,18 +74,16 @@ def _joined(where: str, key: object) -> str:
 
 def leaf_names(skeleton: Skeleton) -> list[str]:
     """Names of the tensors, in order, each once."""
-    found: list[str] = []
-    _collect(skeleton, found)
-    return found
+    return [leaf["name"] for leaf in _leaves(skeleton)]
 
 
-def _collect(part: Skeleton, found: list[str]) -> None:
+def _leaves(part: Skeleton) -> Iterator[dict[str, Any]]:
     if "leaf" in part:
-        found.append(part["name"])
+        yield part
     for kind in ("dict", "list", "tuple"):
         held = part.get(kind, [])
         for one in held.values() if isinstance(held, Mapping) else held:
-            _collect(one, found)
+            yield from _leaves(one)
 
 
 def rebuild(part: Skeleton, leaves: Sequence[Leaf]) -> Any:

@@ -17,7 +17,7 @@ from eventful import ops
 from eventful.engine.frames import cannot_take
 from eventful.engine.launch import NotReached, launch
 from eventful.errors import UnsupportedError
-from eventful.export.outputs import Skeleton, flatten
+from eventful.export.outputs import Skeleton, flatten, leaf_names
 from eventful.export.subject import Subject
 from eventful.memory.state import blank, is_optional
 from eventful.memory.values import ValueState
@@ -73,7 +73,7 @@ class Parts:
     Attributes:
         leaves: tensors of the model's output, see `Skeleton`.
         report: (1, ops.REPORT) int32, see `ops.pick`; with column 4 set to whether the output is
-            finite.
+            finite. Of a flush, columns 0 and 3 are N, 1 and 2 are 1, and 5 is -1: not known.
         index: (M,) selected tokens; the first `count` (1,) of them count. Empty for a flush.
         score: (N,) what tokens were ranked by. Empty for a flush.
         state: by name, (1, ...) each.
@@ -99,6 +99,7 @@ class PureStep:
         self.subject = subject
         self._forward: Forward = forward or (lambda model, frame: model(frame))
         self._constants: dict[Any, Any] = {}
+        self.leaves: dict[str, torch.dtype] = {}  # of the model's outputs, by name
         self.entries, self.skeleton = self._discover()
 
     def _discover(self) -> tuple[list[Entry], Skeleton]:
@@ -124,6 +125,8 @@ class PureStep:
             raise UnsupportedError(
                 f"The state {', '.join(lost)} is not there after a flush, so it cannot be exported."
             )
+        kinds = [one.dtype for one in first.leaves]
+        self.leaves = dict(zip(leaf_names(first.skeleton), kinds, strict=True))
         return entries, first.skeleton
 
     def run(
@@ -146,17 +149,22 @@ class PureStep:
             step.cache[("head", name)] = [True]
         output = launch(subject.session, step, lambda: self._forward(subject.model, frame))
         leaves, skeleton = flatten(output)
-        report = torch.cat(
-            [inputs.report[:, :4], inputs.sound[:, None].int(), inputs.report[:, 5:]], dim=1
-        )
+        report = inputs.report
+        if flush:
+            tokens = subject.layout.tokens
+            report = report.new_tensor([[tokens, 1, 1, tokens, 1, -1]])
+        report = torch.cat([report[:, :4], inputs.sound[:, None].int(), report[:, 5:]], dim=1)
         index, count, score = _choice(step, subject.trunk, frame.device)
         return Parts(leaves, skeleton, report, index, count, score, held.tensors)
 
     @property
     def _always_some(self) -> bool:
-        """Whether every selection holds a token, whatever the policy."""
-        layout, config = self.subject.layout, self.subject.config
-        return bool(config.protect and layout.prefix + layout.suffix)
+        """Whether every selection holds a token, whatever the policy, unless the frame is bad.
+
+        Of a frame with NaN or Inf nothing is selected, and the padded slots stand for token 0. That
+        must be a special token, whose value does not depend on the frame.
+        """
+        return bool(self.subject.config.protect and self.subject.layout.prefix)
 
     def after_flush(self, state: dict[str, Tensor]) -> list[Tensor]:
         """What a flush writes, in the order of `written`."""

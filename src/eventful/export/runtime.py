@@ -14,9 +14,10 @@ from torch import Tensor
 
 from eventful import ops
 from eventful.config import checked_policy
+from eventful.engine.exclusive import Exclusive
 from eventful.errors import (
     ArtefactError,
-    ConcurrentUseError,
+    ConfigError,
     FrameError,
     NonFiniteError,
     SnapshotError,
@@ -31,7 +32,9 @@ from eventful.memory.state import RowState
 from eventful.policies import Policy, SelectionParams
 
 _MARGIN = 1.125  # room for more tokens than wanted to pass at the last frame
+REASONS = ("first", "asked", "failed", "scene")  # for computing a frame whole
 _CPU = torch.device("cpu")
+_RANGE = "The next frame is computed whole; check the range of the frames."
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +47,8 @@ class RuntimeRecord:
         tokens: N.
         width: slots of the graph that ran; N for the dense one.
         flushed: everything was recomputed.
-        reason: why: `first`, `asked`, `scene` (a cut, or the estimated error lasted too long).
+        reason: why: `first`, `asked`, `failed` (the frame before raised an error), `scene` (a cut,
+            or the estimated error lasted too long).
         estimate: estimated relative error of the output; None after a flush.
         ms: of the whole step.
         index: tokens that were recomputed, in no order; None for all.
@@ -85,6 +89,8 @@ class Runtime:
         precision: str | None = None,
         verify: bool = True,
     ) -> None:
+        if threads is not None and (type(threads) is not int or threads < 1):
+            raise ConfigError(f"threads is a number from 1 on, or None; got {threads!r}.")
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder, verify=verify)
         self._engine = _engine(self.folder, self.manifest, threads, precision)
@@ -102,16 +108,21 @@ class Runtime:
         """
         return RuntimeStream(self, policy)
 
-    def load(self, snapshot: str | Path | bytes) -> RuntimeStream:
+    def load(self, snapshot: str | Path | bytes, policy: Policy | None = None) -> RuntimeStream:
         """A stream that goes on where a snapshot was taken, of `Stream` or of a runtime.
+
+        Args:
+            policy: another one than that of the snapshot.
 
         Raises:
             SnapshotError: it belongs to another model, rule or frame size.
         """
         content = read_snapshot(self.manifest.identity_on(_CPU), snapshot)
-        policy = content.policies[0] if content.policies else None
-        stream = RuntimeStream(self, policy)
+        taken = content.policies[0] if content.policies else None
+        stream = RuntimeStream(self, taken if policy is None else policy)
         stream._take(content)
+        if policy is not None:
+            stream._known = None  # what another policy wanted
         return stream
 
 
@@ -123,10 +134,10 @@ class RuntimeStream:
         self._memory: Memory = runtime._engine.memory()
         self._frames = -1  # since the last flush
         self._reason = "first"
-        self._known: tuple[int, bool] | None = None
+        self._known: int | None = None  # tokens that wanted to pass at the last step
         self._record: RuntimeRecord | None = None
         self._busy = threading.Lock()
-        self.policy = runtime.manifest.policy if policy is None else policy
+        self._set_policy(runtime.manifest.policy if policy is None else policy)
 
     def __repr__(self) -> str:
         return f"RuntimeStream({self._runtime!r}, {self._policy!r})"
@@ -141,6 +152,10 @@ class RuntimeStream:
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
+        with Exclusive(self._busy):
+            self._set_policy(policy)
+
+    def _set_policy(self, policy: Policy) -> None:
         self._params: SelectionParams = checked_params(
             checked_policy(policy), self._manifest.tokens
         )
@@ -161,7 +176,11 @@ class RuntimeStream:
 
     def flush(self) -> None:
         """Compute the next frame whole."""
-        self._frames, self._reason = -1, "asked"
+        with Exclusive(self._busy):
+            self._start_over("asked")
+
+    def _start_over(self, reason: str) -> None:
+        self._frames, self._reason = -1, reason
 
     def __call__(self, frame: Tensor) -> Any:
         """Step with one frame (1, C, height, width).
@@ -171,21 +190,19 @@ class RuntimeStream:
 
         Raises:
             FrameError: the frame has another size or dtype than was exported.
-            NonFiniteError: it contains NaN or Inf; the stream is as it was before.
+            NonFiniteError: it contains NaN or Inf, and the stream is as it was before; or they
+                arose inside the model, and the next frame is computed whole.
         """
-        if not self._busy.acquire(blocking=False):
-            raise ConcurrentUseError(
-                "This stream is in the middle of a step in another thread. Open one stream for "
-                "each video: runtime.stream()."
-            )
-        try:
+        with Exclusive(self._busy):
             frame = self._checked(frame)
             start = time.perf_counter()
-            made, width, reason = self._step(frame)
+            try:
+                made, width, reason = self._step(frame)
+            except BaseException:  # the state may be that of two frames
+                self._start_over("failed")
+                raise
             self._note(made, width, reason, 1e3 * (time.perf_counter() - start))
             return rebuild(self._manifest.skeleton, made.leaves)
-        finally:
-            self._busy.release()
 
     def _step(self, frame: Tensor) -> tuple[Made, int, str | None]:
         tokens = self._manifest.tokens
@@ -193,13 +210,17 @@ class RuntimeStream:
             return self._flushed(frame), tokens, self._reason
         width = self._width()
         made = self._memory.step(frame, Numbers.of(self._params, self._frames + 1), width)
+        if not made.report[1]:  # before the cut: an error without bound looks like one
+            raise NonFiniteError(f"Numbers of the frame's tokens are NaN or Inf. {_RANGE}")
         if made.report[2] > 0:
             return self._flushed(frame), tokens, "scene"
+        _check_sound(made)
         self._frames += 1
         return made, width, None
 
     def _flushed(self, frame: Tensor) -> Made:
         made = self._memory.flush(frame)
+        _check_sound(made)
         self._frames = 0
         return made
 
@@ -212,20 +233,14 @@ class RuntimeStream:
         need = self._params.cap + forced
         if not self._params.fixed and self._known is not None:
             # What did not fit shows that more wanted to pass; a step may then be a size too small.
-            need = min(need, math.ceil(self._known[0] * _MARGIN))
+            need = min(need, math.ceil(self._known * _MARGIN))
         return next((one for one in widths if one >= need), widths[-1])
 
     def _note(self, made: Made, width: int, reason: str | None, ms: float) -> None:
-        if not made.report[4]:
-            self._frames, self._reason = -1, "asked"
-            raise NonFiniteError(
-                "NaN or Inf arose inside the model. The next frame is computed whole; check the "
-                "frame's range."
-            )
         flushed, tokens = made.index is None, self._manifest.tokens
         updated = tokens if made.index is None else len(made.index)
         wanted = tokens if flushed else made.report[0]
-        self._known = None if flushed else (wanted, wanted > updated)
+        self._known = None if flushed else wanted
         estimate = None if flushed or made.report[5] < 0 else made.report[5] / ops.UNIT
         self._record = RuntimeRecord(
             updated, wanted, tokens, width, flushed, reason, estimate, ms, made.index, made.score
@@ -236,7 +251,13 @@ class RuntimeStream:
         about = self._manifest.frame
         shape, dtype = tuple(about["shape"]), about["dtype"]
         if not isinstance(frame, Tensor):
-            frame = torch.as_tensor(frame)
+            try:
+                frame = torch.as_tensor(frame)
+            except (TypeError, ValueError, RuntimeError):
+                raise FrameError(
+                    f"A frame is a tensor or an array {shape} {dtype}; got a "
+                    f"{type(frame).__name__}."
+                ) from None
         if tuple(frame.shape) != shape or dtype_name(frame.dtype) != dtype:
             raise FrameError(
                 f"The graphs take frames {shape} {dtype}, not {tuple(frame.shape)} "
@@ -262,16 +283,20 @@ class RuntimeStream:
         Raises:
             SnapshotError: the stream has seen no frame.
         """
-        if self._frames < 0 and self._record is None:
-            raise SnapshotError("The stream has seen no frame yet, so there is nothing to keep.")
-        held = RowState(1)
-        held.frames = [self._frames]
-        for name, value in self._memory.read().items():
-            held.tensors[name] = value if value.dim() == 1 else value[None]
-        about = self._manifest.frame
-        signature = (tuple(about["shape"]), self._manifest.dtype, _CPU, "")
-        content = Snapshot(held, [self._policy], signature)
-        return write_snapshot(self._manifest.identity_on(_CPU), content, path)
+        with Exclusive(self._busy):
+            if self._frames < 0 and self._record is None:
+                raise SnapshotError(
+                    "The stream has seen no frame yet, so there is nothing to keep."
+                )
+            held = RowState(1)
+            held.frames = [self._frames]
+            for name, value in self._memory.read().items():
+                held.tensors[name] = value if value.dim() == 1 else value[None]
+            about = self._manifest.frame
+            signature = (tuple(about["shape"]), self._manifest.dtype, _CPU, "")
+            note = {"wanted": self._known, "reason": self._reason}
+            content = Snapshot(held, [self._policy], signature, note)
+            return write_snapshot(self._manifest.identity_on(_CPU), content, path)
 
     def _take(self, content: Snapshot) -> None:
         """Go on from a snapshot's content."""
@@ -283,6 +308,12 @@ class RuntimeStream:
                 f"{None if signature is None else signature[0]}; the graphs step one, with frames "
                 f"{tuple(about['shape'])}."
             )
+        if signature[1] is not self._manifest.dtype or signature[3]:
+            raise SnapshotError(
+                f"The snapshot is of {dtype_name(signature[1])} frames"
+                f"{f' under autocast to {signature[3]}' if signature[3] else ''}; the graphs take "
+                f"{about['dtype']} frames without autocast. Start a new stream."
+            )
         held, taken = content.state.tensors, {}
         for one in self._manifest.state:
             value = held.get(one.name)
@@ -290,9 +321,23 @@ class RuntimeStream:
                 continue
             if value is None or tuple(value.shape[1:] or (1,)) != one.shape:
                 raise SnapshotError(f"The snapshot's {one.name} does not fit these graphs.")
+            if dtype_name(value.dtype) != one.dtype:
+                raise SnapshotError(
+                    f"The snapshot's {one.name} is {dtype_name(value.dtype)}, and these graphs "
+                    f"keep {one.dtype}. Start a new stream."
+                )
             taken[one.name] = value if value.dim() == 1 else value[0]
         self._memory.write(taken)
         self._frames = content.state.frames[0]
+        # Notes of a runtime; a snapshot of the library's `Stream` has none.
+        wanted, reason = content.note.get("wanted"), content.note.get("reason")
+        self._known = wanted if type(wanted) is int and wanted >= 0 else None
+        self._reason = reason if reason in REASONS else "asked"
+
+
+def _check_sound(made: Made) -> None:
+    if not made.report[4]:
+        raise NonFiniteError(f"NaN or Inf arose inside the model. {_RANGE}")
 
 
 def _engine(folder: Path, manifest: Manifest, threads: int | None, precision: str | None) -> Engine:

@@ -88,6 +88,11 @@ class Subject:
         assert policy is not None
         params = checked_params(policy, layout.tokens)
         forced = forced_tokens(config, layout, len(session.blocks[trunk]))
+        if forced >= layout.tokens:
+            raise ConfigError(
+                f"With max_age={config.max_age} all {layout.tokens} tokens are due in every frame, "
+                "so a step would save nothing. Use a larger max_age, e.g. 128, or None."
+            )
         return cls(
             model.eval(), session, trunk, layout, config, example, policy, params, forced
         )  # fmt: skip

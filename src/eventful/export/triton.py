@@ -8,8 +8,6 @@ does after a cut.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,16 +17,17 @@ from torch import Tensor, nn
 
 from eventful.config import Config
 from eventful.errors import ArtefactError, ConfigError
+from eventful.export.folder import replacing_folder
 from eventful.export.manifest import StateEntry, graph_outputs
 from eventful.export.onnx import OPSET, WeightsFile, convert
 from eventful.export.pure import Numbers, PureStep
 from eventful.export.runtimes.engine import EXTRA
 from eventful.export.subject import Subject
 from eventful.export.triton_config import KINDS, START, Port, config_text, parse_config
-from eventful.export.writing import Tick, plans_of, state_of
+from eventful.export.writing import Tick, check_dtypes, modes_kept, plans_of, state_of
 from eventful.surgery.libraries import load
 
-CONFIG = "config.pbtxt"
+CONFIG, VERSION = "config.pbtxt", "1"
 _TURN = StateEntry("turn", "state.turn", "next.turn", (1,), "int64", False)
 
 
@@ -45,19 +44,24 @@ def export_triton(
     """Write a model repository of one model; returns the folder of the model.
 
     Args:
-        folder: the repository; the model of this name in it is replaced.
+        folder: the repository; a model of this name in it is replaced if we wrote it.
         r: tokens that pass by their error, in the only step of the model.
         config: see `export`; the policy cannot be changed afterwards.
         name: of the model in the server.
     """
     if not name.replace("-", "").replace("_", "").isalnum():
         raise ConfigError(f"The name of a Triton model has letters, digits, - and _; got {name!r}.")
-    repository = Path(folder)
-    target = repository / name
-    if target.exists() and not (target / CONFIG).is_file():
-        raise ArtefactError(f"{target} is there and is no Triton model. Name another folder.")
-    subject = Subject.of(model.eval(), example, config)
+    target = Path(folder) / name
+    with modes_kept(model):
+        subject = Subject.of(model.eval(), example, config)
+        with replacing_folder(target, _is_ours) as made:
+            _write(subject, made, r, name, tick)
+    return target
+
+
+def _write(subject: Subject, folder: Path, r: int, name: str, tick: Tick) -> None:
     pure = PureStep(subject)
+    check_dtypes(pure)
     state = state_of(pure)
     plans = plans_of(pure, state, subject.widths([r]))
     parts = []
@@ -69,19 +73,26 @@ def export_triton(
     graph = joined(parts[0], parts[1], state, leaves, Numbers.of(subject.params, 1))
     text = config_text(name, *_ports(graph, state), [*state, _TURN])
     parse_config(text)
-    repository.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=repository, prefix=f".{name}.") as made:
-        version = Path(made, "model", "1")
-        version.mkdir(parents=True)
-        weights = WeightsFile(version / "weights.bin")
-        weights.take(graph)
-        weights.close()
-        load("onnx").save(graph, str(version / "model.onnx"))
-        (version.parent / CONFIG).write_text(text)
-        if target.exists():
-            shutil.rmtree(target)
-        version.parent.rename(target)
-    return target
+    version = folder / VERSION
+    version.mkdir()
+    weights = WeightsFile(version / "weights.bin")
+    weights.take(graph)
+    weights.close()
+    load("onnx").save(graph, str(version / "model.onnx"))
+    (folder / CONFIG).write_text(text)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder holds a model that we wrote, and nothing else."""
+    known = {CONFIG, VERSION, f"{VERSION}/model.onnx", f"{VERSION}/weights.bin"}
+    if not {str(path.relative_to(folder)) for path in folder.rglob("*")} <= known:
+        return False
+    try:
+        about = parse_config((folder / CONFIG).read_text(encoding="utf-8"))
+        states = about["sequence_batching"]["state"]
+        return any(one["input_name"] == _TURN.input for one in states)
+    except (ArtefactError, KeyError, TypeError, ValueError, OSError):
+        return False
 
 
 def _ports(graph: Any, state: Sequence[StateEntry]) -> tuple[list[Port], list[Port]]:
@@ -101,14 +112,17 @@ def _ports(graph: Any, state: Sequence[StateEntry]) -> tuple[list[Port], list[Po
     return ports(graph.graph.input), ports(graph.graph.output)
 
 
-_ONNX = {"float32": "FLOAT", "float16": "FLOAT16", "int64": "INT64", "int32": "INT32",
-         "bool": "BOOL"}  # fmt: skip
+_ONNX = {"float32": "FLOAT", "float16": "FLOAT16", "float64": "DOUBLE", "int64": "INT64",
+         "int32": "INT32", "uint8": "UINT8", "bool": "BOOL"}  # fmt: skip
 
 
 def joined(
     dense: Any, step: Any, state: Sequence[StateEntry], leaves: Sequence[str], numbers: Numbers
 ) -> Any:
-    """One ONNX model of both graphs: dense where a sequence starts or the scene was cut."""
+    """One ONNX model of both graphs: dense where a sequence starts or the scene was cut.
+
+    A turn of -1 means that the next request starts over: this frame, or its output, was not finite.
+    """
     onnx: Any = load("onnx")
     node, from_array = onnx.helper.make_node, onnx.numpy_helper.from_array
     given = {name: f"now.{name}" for name in Numbers._fields}
@@ -121,7 +135,7 @@ def joined(
         for name, value in numbers._asdict().items() if name != "turn"
     ]  # fmt: skip
     constants += [from_array(torch.tensor([number]).numpy(), f"number.{number}")
-                  for number in (0, 1, 2)]  # fmt: skip
+                  for number in (-1, 0, 1, 2, 4)]  # fmt: skip
     nothing = _nothing(values, state, leaves)
     first = node(
         "If", ["starts"], [f"step.{name}" for name in kept],
@@ -138,18 +152,33 @@ def joined(
         else_branch=_branch("go_on", through, [], kept, values, "same."),
     )  # fmt: skip
     nodes = [
-        node("Squeeze", [START, "number.0"], ["start.one"]),
-        node("Cast", ["start.one"], ["starts"], to=onnx.TensorProto.BOOL),
+        node("Cast", [START], ["asked"], to=onnx.TensorProto.BOOL),
+        node("Less", [_TURN.input, "number.0"], ["lost"]),
+        node("Or", ["asked", "lost"], ["starts.one"]),
+        node("Squeeze", ["starts.one", "number.0"], ["starts"]),
         node("Add", [_TURN.input, "number.1"], [given["turn"]]),
         first,
-        node("Gather", [f"step.{EXTRA[0]}", "number.2"], ["cut.column"], axis=1),
-        node("Squeeze", ["cut.column"], ["cut.one"]),
-        node("Cast", ["cut.one"], ["cut"], to=onnx.TensorProto.BOOL),
+        *_column(f"step.{EXTRA[0]}", 1, "finite"),
+        *_column(f"step.{EXTRA[0]}", 2, "far"),
+        node("And", ["far", "finite"], ["cut"]),  # an error without bound looks like a cut
         second,
-        node("Where", ["cut.again", "number.0", given["turn"]], [_TURN.output]),
+        *_column(EXTRA[0], 4, "sound"),
+        node("And", ["finite", "sound"], ["good"]),
+        node("Where", ["cut", "number.0", given["turn"]], ["good.turn"]),
+        node("Where", ["good", "good.turn", "number.-1"], [_TURN.output]),
     ]
-    nodes.insert(-1, node("Unsqueeze", ["cut", "number.0"], ["cut.again"]))
     return _model(step, nodes, kept, values, state, [*constants, *step_weights, *dense_weights])
+
+
+def _column(report: str, number: int, name: str) -> list[Any]:
+    """Nodes for one column of a report as a boolean without axes."""
+    onnx: Any = load("onnx")
+    node = onnx.helper.make_node
+    return [
+        node("Gather", [report, f"number.{number}"], [f"{name}.column"], axis=1),
+        node("Squeeze", [f"{name}.column"], [f"{name}.one"]),
+        node("Cast", [f"{name}.one"], [name], to=onnx.TensorProto.BOOL),
+    ]
 
 
 def _model(

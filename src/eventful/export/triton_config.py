@@ -11,9 +11,10 @@ from eventful.errors import ArtefactError
 from eventful.export.manifest import StateEntry
 
 START = "start"
+SEQUENCES = 64  # at a time; each keeps its state in the memory of the server
 KINDS = {
-    "float32": "TYPE_FP32", "float16": "TYPE_FP16", "int64": "TYPE_INT64", "int32": "TYPE_INT32",
-    "bool": "TYPE_BOOL",
+    "float32": "TYPE_FP32", "float16": "TYPE_FP16", "float64": "TYPE_FP64", "int64": "TYPE_INT64",
+    "int32": "TYPE_INT32", "uint8": "TYPE_UINT8", "bool": "TYPE_BOOL",
 }  # fmt: skip
 
 
@@ -36,7 +37,11 @@ def config_text(
             f'{what} {{ name: "{one.name}" data_type: {one.kind} dims: {_dims(one.dims)} }}'
             for one in ports
         ]
-    lines += ["sequence_batching {", "  max_sequence_idle_microseconds: 60000000"]
+    # Without `oldest` a model that takes no batches has one slot: one sequence, the others wait.
+    lines += [
+        "sequence_batching {", "  max_sequence_idle_microseconds: 60000000",
+        f"  oldest {{ max_candidate_sequences: {SEQUENCES} }}",
+    ]  # fmt: skip
     lines += [
         "  control_input {", f'    name: "{START}"',
         "    control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] }", "  }",
@@ -77,8 +82,9 @@ SCHEMA: dict[str, dict[str, tuple[str, bool]]] = {
     },
     "ModelSequenceBatching": {
         "max_sequence_idle_microseconds": ("int", False), "control_input": ("ControlInput", True),
-        "state": ("State", True),
+        "state": ("State", True), "oldest": ("StrategyOldest", False),
     },
+    "StrategyOldest": {"max_candidate_sequences": ("int", False)},
     "ControlInput": {"name": ("string", False), "control": ("Control", True)},
     "Control": {"kind": ("CONTROL_SEQUENCE_", False), "int32_false_true": ("int", True)},
     "State": {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,11 @@ from torch import Tensor, nn
 from eventful import __version__, ops
 from eventful.config import Config
 from eventful.engine.identity import identity_of
-from eventful.errors import ArtefactError, ConfigError, UnsupportedError
+from eventful.errors import ConfigError, UnsupportedError
 from eventful.export import manifest as manifests
+from eventful.export.folder import replacing_folder
 from eventful.export.manifest import Manifest, StateEntry, StepFile, dtype_name, graph_outputs
+from eventful.export.manifest_checks import ARRAYS
 from eventful.export.pure import DenseGraph, Numbers, PureStep, StepGraph, state_values
 from eventful.export.runtimes.engine import EXTRA
 from eventful.export.subject import DEFAULT_BUCKETS, Subject
@@ -70,7 +71,7 @@ def export(
     Args:
         model: converted, or a model to be converted.
         example: (1, C, height, width) one frame of the size that the graphs will take.
-        folder: is made, or replaced if it holds an earlier export.
+        folder: is made, or replaced if it holds an earlier export and nothing else.
         to: `onnx`, `openvino` or `aoti`.
         r: numbers of tokens; each gets a graph that lets so many pass by their error.
         config: of a model that is not converted yet; `exportable()` if left out.
@@ -81,25 +82,27 @@ def export(
     Raises:
         UnsupportedError: the model, its rule or its policy cannot be exported; the message names
             the nearest that can.
+        ArtefactError: the folder holds something else, or cannot be written.
         MissingDependencyError: a library is missing; the message is the line that installs it.
     """
     if to not in manifests.TARGETS:
         raise ConfigError(f"to is one of {', '.join(manifests.TARGETS)}; got {to!r}.")
-    writer = _writer(to, int8)
-    folder = _free(Path(folder))
-    was_training = model.training
-    subject = Subject.of(model.eval(), example, config)
+    writer, folder = _writer(to, int8), Path(folder)
+    with modes_kept(model):
+        subject = Subject.of(model.eval(), example, config)
+        with replacing_folder(folder, manifests.is_export) as made:
+            return _write(subject, made, to, r, name or type(model).__name__, writer, tick)
+
+
+@contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Leave every module in the mode, training or not, that it is in."""
+    before = {module: module.training for module in model.modules()}
     try:
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as made:
-            result = _write(subject, Path(made), to, r, name or type(model).__name__, writer, tick)
-            if folder.exists():
-                shutil.rmtree(folder)
-            Path(made).rename(folder)
-            Path(made).mkdir()  # the context removes it
+        yield
     finally:
-        model.train(was_training)
-    folder.chmod(0o755)
-    return result
+        for module, training in before.items():
+            module.training = training
 
 
 def _write(
@@ -115,6 +118,8 @@ def _write(
     total = len(widths) + 1
     tick("a first step", 0, total)
     pure = PureStep(subject)
+    if to != "aoti":
+        check_dtypes(pure)
     state = state_of(pure)
     plans = plans_of(pure, state, widths)
     files = []
@@ -148,6 +153,20 @@ def _write(
     )  # fmt: skip
     made.write(folder)
     return manifests.read_manifest(folder, verify=False)
+
+
+def check_dtypes(pure: PureStep) -> None:
+    """Raise where a frame, an output or the state is of a type that a runtime cannot pass on."""
+    kinds = {f"The output {name}": kind for name, kind in pure.leaves.items()}
+    kinds |= {f"The state {one.name}": one.dtype for one in pure.entries}
+    kinds |= {"The frame": pure.subject.example.dtype}
+    wrong = [f"{what} is {dtype_name(kind)}" for what, kind in kinds.items() if kind not in ARRAYS]
+    if wrong:
+        known = ", ".join(map(dtype_name, ARRAYS))
+        raise UnsupportedError(
+            f"{wrong[0]}, which only --to aoti can pass on. onnxruntime, OpenVINO and Triton take "
+            f"{known}."
+        )
 
 
 def state_of(pure: PureStep) -> tuple[StateEntry, ...]:
@@ -189,17 +208,6 @@ def plans_of(pure: PureStep, state: Sequence[StateEntry], widths: Sequence[int])
         for width in widths
     ]  # fmt: skip
     return [dense, *steps]
-
-
-def _free(folder: Path) -> Path:
-    """The folder, if it may be written: not there, empty, or of an earlier export."""
-    used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    if used and not (folder / manifests.NAME).is_file():
-        raise ArtefactError(
-            f"{folder} is there and was not written by `eventful export`. Name another folder."
-        )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _writer(to: str, int8: bool) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,16 @@ class Identity:
 
 @dataclass
 class Snapshot:
-    """What a snapshot holds besides the model's identity."""
+    """What a snapshot holds besides the model's identity.
+
+    Attributes:
+        note: what only the kind of stream that wrote it needs; others leave it out.
+    """
 
     state: RowState
     policies: list[Policy | None]
     signature: tuple[tuple[int, ...], torch.dtype, torch.device, str] | None
+    note: dict[str, Any] = field(default_factory=dict)
 
 
 def write_snapshot(model: Identity, content: Snapshot, path: str | Path | None) -> bytes | None:
@@ -70,6 +75,8 @@ def write_snapshot(model: Identity, content: Snapshot, path: str | Path | None) 
         "frames": content.state.frames,
         "signature": [list(shape), str(dtype).removeprefix("torch."), str(device), autocast],
     }
+    if content.note:
+        about["note"] = content.note
     tensors = {name: tensor.contiguous().cpu() for name, tensor in content.state.tensors.items()}
     try:
         description = json.dumps(about)
@@ -122,7 +129,11 @@ def _read(model: Identity, about: dict[str, Any], tensors: dict[str, torch.Tenso
     policies = [
         None if policy is None else policy_from_dict(policy) for policy in about["policies"]
     ]
-    return Snapshot(state, policies, (tuple(shape), getattr(torch, dtype), device, autocast))
+    note = about.get("note")
+    return Snapshot(
+        state, policies, (tuple(shape), getattr(torch, dtype), device, autocast),
+        note if isinstance(note, dict) else {},
+    )  # fmt: skip
 
 
 def _check_settings(model: Identity, taken: dict[str, str]) -> None:

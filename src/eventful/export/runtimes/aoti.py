@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from eventful.errors import ArtefactError
 from eventful.export.manifest import Manifest
 from eventful.export.pure import Numbers
 from eventful.export.runtimes.engine import EXTRA, Engine, Made, Memory, blank_state
@@ -31,7 +33,15 @@ class AotiEngine(Engine):
     def _open(self, file: str) -> Any:
         from torch._inductor import aoti_load_package
 
-        return aoti_load_package(str(self.folder / file))
+        try:
+            return aoti_load_package(str(self.folder / file))
+        except Exception as error:  # the loader, and the linker of the system, fail in many ways
+            line = str(error).strip().partition("\n")[0][:300]
+            raise ArtefactError(
+                f"{self.folder / file} cannot be loaded ({type(error).__name__}: {line}). A "
+                "package runs on the kind of processor, and with the version of torch, that it was "
+                "made with: export again here."
+            ) from error
 
     def memory(self) -> AotiMemory:
         """See `Engine`."""
@@ -61,6 +71,7 @@ class AotiMemory(Memory):
         state = [self._state[one.name] for one in manifest.state]
         with self._engine.one, torch.no_grad():
             made = self._engine.steps[width](frame.contiguous(), *numbers, *state)
+            made = [_own(value, state) for value in made]
         leaves = len(manifest.leaves)
         report, index, count, score = made[leaves : leaves + len(EXTRA)]
         return Made(list(made[:leaves]), report[0].tolist(), index[: int(count)], score)
@@ -73,3 +84,13 @@ class AotiMemory(Memory):
         """See `Memory`."""
         for name, value in tensors.items():
             self._state[name].copy_(value)
+
+
+def _own(value: Tensor, state: Sequence[Tensor]) -> Tensor:
+    """A tensor that the next step does not write to.
+
+    Where the model returns what its last block returned, compiled code returns the state itself.
+    """
+    place = value.data_ptr()
+    inside = (one.data_ptr() <= place < one.data_ptr() + one.nbytes for one in state)
+    return value.clone() if any(inside) else value

@@ -11,22 +11,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from eventful.errors import UnsupportedError
 from eventful.export.manifest import Manifest, StateEntry
+from eventful.export.manifest_checks import ARRAYS
 from eventful.export.pure import Numbers
 from eventful.export.runtimes.engine import EXTRA, Engine, Made, Memory, blank_state
 from eventful.surgery.libraries import load
 
-_KINDS = {
-    torch.float32: np.float32,
-    torch.float16: np.float16,
-    torch.int64: np.int64,
-    torch.int32: np.int32,
-    torch.bool: np.bool_,
+_KINDS: dict[torch.dtype, Any] = {
+    one: torch.empty(0, dtype=one).numpy().dtype.type for one in ARRAYS
 }
 _VIEWS = ("Unsqueeze", "Squeeze", "Reshape", "Identity", "Flatten")
 
@@ -131,8 +127,10 @@ def _sizes(session: Any) -> dict[str, tuple[list[int], torch.dtype]]:
     kinds = {
         "tensor(float)": torch.float32,
         "tensor(float16)": torch.float16,
+        "tensor(double)": torch.float64,
         "tensor(int64)": torch.int64,
         "tensor(int32)": torch.int32,
+        "tensor(uint8)": torch.uint8,
         "tensor(bool)": torch.bool,
     }
     found = {}
