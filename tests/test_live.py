@@ -38,7 +38,15 @@ from eventful.live.pictures import View, jpeg
 from eventful.live.worker import Wanted, Worker
 from eventful.pipeline.subject import open_subject
 from live_pages import (
-    Turns, header_of, made, opened, serving, stepped, tiny, wait_for, working,
+    Turns,
+    header_of,
+    made,
+    opened,
+    serving,
+    stepped,
+    tiny,
+    wait_for,
+    working,
 )  # fmt: skip
 
 

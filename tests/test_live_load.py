@@ -45,8 +45,8 @@ def test_memory_is_flat_latency_bounded_and_drops_are_counted():
     assert result["fewest_steps"] >= 0.8 * result["steps"] / result["sources"] > 1
     # A frame is stepped, dropped, in its slot or at work.
     assert 0 <= result["not_counted"] <= 2 * result["sources"]
-    # Without a queue a frame is taken in the turn that follows on its arrival, so that the latencies
-    # of a source cover each moment at most twice, however long its turns are.
+    # Without a queue a frame is taken in the turn that follows on its arrival: the latencies of a
+    # source cover each moment at most twice, however long its turns are.
     turn = 60_000 * result["sources"] / result["steps"]
     assert result["latency_ms"]["mean"] < 2 * turn
     # In the first minute code for few more numbers of tokens is made: 5 to 25 MB were seen, and 57

@@ -66,9 +66,13 @@ def test_a_terminal_gets_a_bar_and_no_lines(monkeypatch, capsys) -> None:
 
 def test_a_command_that_fails_prints_no_more(monkeypatch, capsys) -> None:
     monkeypatch.setattr(progress, "EVERY", 0.01)
-    with pytest.raises(RuntimeError), progress.shown():
+
+    def fail():
         printed(capsys, ("preparing", 1))
         raise RuntimeError
+
+    with pytest.raises(RuntimeError), progress.shown():
+        fail()
     capsys.readouterr()
     time.sleep(0.05)
     assert capsys.readouterr().err == ""
