@@ -284,6 +284,22 @@ def test_actors_give_what_one_process_gives(ray: Any, data: Path, tmp_path: Path
     assert len(kept[0]) == 2
 
 
+def test_thresholds_tuned_by_actors_are_those_of_one_process(
+    ray: Any, weights: Path, data: Path, tmp_path: Path
+) -> None:
+    # The set has no training split: the same videos stand for it.
+    made = Experiment("mine", "mine", (Variant("gates", "paper", per_gate=0.25),))
+    usual = Settings(data, {"base": weights}, videos=1, frames=3, threads=1)
+    reports = [
+        evaluate(made, replace(usual, out=tmp_path / name, ray=address, workers=1))
+        for name, address in (("ray", ""), ("alone", None))
+    ]
+    one, other = (report.to_dict() for report in reports)
+    assert one["settings"] == other["settings"]
+    assert one["rows"] == other["rows"]
+    assert len(next(iter(one["settings"]["variants"].values()))["gates"]) > 4
+
+
 @pytest.mark.slow
 def test_a_video_that_kills_its_workers_ends_the_run(ray: Any, data: Path, tmp_path: Path) -> None:
     with (
