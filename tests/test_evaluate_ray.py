@@ -32,8 +32,11 @@ from eventful.errors import (
 )
 from eventful.paper.data import open_dataset
 from eventful.paper.evaluate import ray_workers
+from eventful.paper.evaluate.evaluation import Settings, evaluate
+from eventful.paper.evaluate.experiment import Experiment
 from eventful.paper.evaluate.ray_workers import Actor, Place, RayWorkers
 from eventful.paper.evaluate.runs import RunStore, VideoResult
+from eventful.paper.evaluate.variants import Variant
 from eventful.paper.evaluate.workers import Item, Workers
 from eventful.remote import session
 from eventful.remote.ports import Listening
@@ -287,7 +290,6 @@ def test_actors_give_what_one_process_gives(ray: Any, data: Path, tmp_path: Path
 def test_thresholds_tuned_by_actors_are_those_of_one_process(
     ray: Any, weights: Path, data: Path, tmp_path: Path
 ) -> None:
-    # The set has no training split: the same videos stand for it.
     made = Experiment("mine", "mine", (Variant("gates", "paper", per_gate=0.25),))
     usual = Settings(data, {"base": weights}, videos=1, frames=3, threads=1)
     reports = [

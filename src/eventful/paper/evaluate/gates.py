@@ -53,7 +53,7 @@ class GateJob:
                     found.setdefault(name, []).append(gate.error.flatten().float().cpu())
             tick(1)
         errors = {name: cat(values) for name, values in found.items()}
-        return VideoResult(errors, {"name": video.name})
+        return VideoResult(errors, {"name": video.name, "order": list(errors)})
 
 
 def needs_tuning(variant: Variant) -> bool:
@@ -81,8 +81,8 @@ def with_gates(variant: Variant, results: Sequence[VideoResult]) -> Variant:
     """
     found: dict[str, list[Tensor]] = {}
     for result in results:
-        for name, errors in result.tensors.items():
-            found.setdefault(name, []).append(errors)
+        for name in result.facts["order"]:  # that of the model; a file has another one
+            found.setdefault(name, []).append(result.tensors[name])
     if not found:
         raise DataError("The videos to tune thresholds on need two frames at least.")
     assert variant.per_gate is not None
