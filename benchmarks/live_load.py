@@ -119,7 +119,7 @@ def _page(sources: list[Path]) -> Iterator[str]:
         yield json.loads(process.stdout.readline())["url"]
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(30)
+        process.wait(120)
 
 
 def _watched(url: str, minutes: float) -> dict[str, Any]:
@@ -185,12 +185,14 @@ def _result(
         "model": f"{MODEL}, {SIDE} x {SIDE}",
         "frames": frames,
         "steps": steps,
+        "fewest_steps": min(source["steps"] for source in sources),
         "dropped": dropped,
         "not_counted": frames - steps - dropped,  # at work or waiting when it was read
         "steps_a_second": round(steps / (60 * minutes), 2),
         "tokens": round(mean(s["updated"] / s["tokens"] for s in sources), 4),
         "memory_mb": {name: _memory(memory, name, minutes) for name in MEMORY},
         "latency_ms": {
+            "mean": round(mean(latencies), 1),
             "p50": round(cuts[49], 1),
             "p95": round(cuts[94], 1),
             "p99": round(cuts[98], 1),

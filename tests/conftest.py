@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import sys
 import tempfile
 
 # Before torch is imported: the suite runs as two processes on two cores, and a thread pool in each
@@ -24,6 +26,33 @@ from eventful.cost.times import use_clock
 settings.register_profile("eventful", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("explore" if os.environ.get("EVENTFUL_EXPLORE") else "eventful")
+
+
+# Seconds of one test after which the process ends with the tracebacks of all its threads. Without a
+# limit a test that hangs would stop CI until CI's own limit, and say nothing.
+LIMIT, SLOW_LIMIT = 900, 3600
+_errors = pytest.StashKey[int]()
+
+
+def pytest_configure(config):
+    """Keep the real stderr: what tests print is caught."""
+    config.stash[_errors] = os.dup(sys.__stderr__.fileno())
+
+
+def pytest_unconfigure(config):
+    faulthandler.cancel_dump_traceback_later()
+    os.close(config.stash[_errors])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    """Limit the time of a test with its fixtures."""
+    limit = SLOW_LIMIT if item.get_closest_marker("slow") else LIMIT
+    faulthandler.dump_traceback_later(limit, exit=True, file=item.config.stash[_errors])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(tryfirst=True)  # ahead of the choice by marks

@@ -18,6 +18,7 @@ from eventful.errors import SourceError
 from eventful.live.admission import Allowed
 from eventful.live.app import Page, make_app
 from eventful.live.feed import open_live
+from eventful.live.groups import Group
 from eventful.live.guard import Access
 from eventful.live.server import Server, address_of, listen
 from eventful.live.worker import Wanted, Worker
@@ -133,7 +134,7 @@ def serving(
     server = Server(make_app(page, access), ready.set)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     worker.start()
     for text in sources:
         worker.add(made(text))
@@ -141,13 +142,51 @@ def serving(
         yield Served(page, address_of(bound), bound.getsockname()[1])
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
         page.close()
         bound.close()
         assert not thread.is_alive()
 
 
-def wait_for(what, seconds: float = 20.0):
+class Turns:
+    """Steps of the model that run only when the test lets them, so that it can read what moves.
+
+    A context: at its end all steps run.
+
+    Attributes:
+        waiting: whether a step waits to be let.
+    """
+
+    def __init__(self, monkeypatch) -> None:
+        self.waiting = False
+        self._changed = threading.Condition()
+        self._left = 0
+        step = Group.step
+
+        def held(*args):
+            with self._changed:
+                self.waiting = True
+                self._changed.wait_for(lambda: self._left > 0)
+                self.waiting = False
+                self._left -= 1
+            return step(*args)
+
+        monkeypatch.setattr(Group, "step", held)
+
+    def let(self, count: int = 1) -> None:
+        """Let so many more steps run."""
+        with self._changed:
+            self._left += count
+            self._changed.notify_all()
+
+    def __enter__(self) -> Turns:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.let(10**9)
+
+
+def wait_for(what, seconds: float = 60.0):
     """Wait until something is true, and return it."""
     end = time.monotonic() + seconds
     while not (found := what()):

@@ -28,7 +28,7 @@ def threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "eventful.read" and t.is_alive()]
 
 
-def wait_for(what, seconds: float = 5.0) -> None:
+def wait_for(what, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, "took too long"

@@ -31,6 +31,7 @@ from eventful.calibrate.policy_file import policy_text
 from eventful.calibrate.rows import Row, counted_frames, dense_times, rows_of
 from eventful.calibrate.settings import Setting, chosen_settings, parse_setting, skipping
 from eventful.calibrate.thresholds import (
+    TunedHere,
     operations,
     recorded_errors,
     thresholds,
@@ -358,7 +359,9 @@ class TestThresholds:
     def test_global_and_per_gate_cost_the_same(self, plan: VideoPlan) -> None:
         clips = [clip_of(plan, "walk", 8)]
         told: list[str] = []
-        made = tuned_settings(clips, "paper", lambda what, *_: told.append(what), shares=(0.3,))
+        made = tuned_settings(
+            TunedHere(clips), "paper", lambda what, *_: told.append(what), shares=(0.3,)
+        )
         assert [s.name for s in made] == ["threshold, global, 30%", "threshold, per gate, 30%"]
         assert [s.family for s in made] == [catalogue.GLOBAL, catalogue.PER_GATE]
         one, own = (s.config.policy.h for s in made)
@@ -370,7 +373,7 @@ class TestThresholds:
 
     def test_one_gate_per_frame_has_nothing_to_tune(self) -> None:
         with pytest.raises(ConfigError, match="Choose --preset paper"):
-            tuned_settings([], "fast")
+            tuned_settings(TunedHere([]), "fast")
 
 
 def files_in(folder: Path) -> set[str]:

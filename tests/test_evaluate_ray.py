@@ -32,8 +32,11 @@ from eventful.errors import (
 )
 from eventful.paper.data import open_dataset
 from eventful.paper.evaluate import ray_workers
+from eventful.paper.evaluate.evaluation import Settings, evaluate
+from eventful.paper.evaluate.experiment import Experiment
 from eventful.paper.evaluate.ray_workers import Actor, Place, RayWorkers
 from eventful.paper.evaluate.runs import RunStore, VideoResult
+from eventful.paper.evaluate.variants import Variant
 from eventful.paper.evaluate.workers import Item, Workers
 from eventful.remote import session
 from eventful.remote.ports import Listening
@@ -72,14 +75,35 @@ def alone(data: Path, weights: Path, tmp_path_factory: pytest.TempPathFactory) -
     return rows(done.stdout)
 
 
-class Driver:
-    """`eventful evaluate --ray` in a process of its own."""
+# `eventful` that stops after so many results as the file says whose name comes first.
+HELD = """
+import sys, time
+from pathlib import Path
+from eventful.cli import main
+from eventful.paper.evaluate.runs import RunStore
 
-    def __init__(self, data: Path, weights: Path, out: Path) -> None:
+limit, save = Path(sys.argv.pop(1)), RunStore.save
+
+def save_and_wait(self, *args):
+    save(self, *args)
+    while len(list(self.folder.rglob("*.safetensors"))) >= int(limit.read_text()):
+        time.sleep(0.01)
+
+RunStore.save = save_and_wait
+main()
+"""
+
+
+class Driver:
+    """`eventful evaluate --ray` in a process of its own, which waits after `limit` results."""
+
+    def __init__(self, data: Path, weights: Path, out: Path, limit: int = 10**6) -> None:
         self.out = out
+        self._limit = out.with_name(f"{out.name}-limit")
+        self.hold(limit)
         arguments = command(data, weights, out, "--ray", "--workers", "2")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "eventful.cli", *arguments],
+            [sys.executable, "-c", HELD, str(self._limit), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -93,8 +117,14 @@ class Driver:
             for path in found
         }
 
+    def hold(self, limit: int) -> None:
+        """Go on until there are so many results."""
+        new = self._limit.with_suffix(".new")
+        new.write_text(str(limit))
+        new.replace(self._limit)
+
     def wait_for(self, what: Callable[[], Any]) -> Any:
-        end = time.monotonic() + 240
+        end = time.monotonic() + 400
         while time.monotonic() < end:
             assert self.process.poll() is None, self.process.communicate()
             if found := what():
@@ -135,14 +165,15 @@ def descendants(root: int) -> Iterator[tuple[int, str]]:
 def test_ray_gives_the_rows_of_one_process_and_listens_on_loopback_only(
     data: Path, weights: Path, tmp_path: Path, alone: list[Any]
 ) -> None:
-    driver = Driver(data, weights, tmp_path)
-    driver.wait_for(driver.stored)
+    driver = Driver(data, weights, tmp_path / "run", limit=1)
+    driver.wait_for(driver.stored)  # and now it waits
     processes = list(descendants(driver.process.pid))
     listening = addresses({pid for pid, _ in processes})
     assert listening  # of gcs_server, raylet and actors
     assert all(address.startswith("127.") for address in listening), listening
     heads = {pid for pid, title in processes if "dashboard/dashboard.py" in title}
     assert not addresses(heads)  # it runs without its page
+    driver.hold(10**6)
     assert driver.finish() == alone
 
 
@@ -175,16 +206,16 @@ def addresses(pids: set[int]) -> set[str]:
 def test_killed_workers_and_drivers_lose_nothing_that_was_done(
     data: Path, weights: Path, tmp_path: Path, alone: list[Any]
 ) -> None:
-    first = Driver(data, weights, tmp_path)
-    first.wait_for(lambda: len(first.stored()) >= 1)
-    victims = first.wait_for(first.actors)
-    os.kill(victims[0], signal.SIGKILL)
-    first.wait_for(lambda: len(first.stored()) >= 4)  # goes on with another worker
+    first = Driver(data, weights, tmp_path / "run", limit=1)
+    first.wait_for(first.stored)
+    os.kill(first.actors()[0], signal.SIGKILL)
+    first.hold(4)
+    first.wait_for(lambda: len(first.stored()) == 4)  # it went on with another worker
     first.process.kill()
     first.process.wait()
     done = first.stored()
-    assert 4 <= len(done) < 16
-    second = Driver(data, weights, tmp_path)
+    assert len(done) == 4
+    second = Driver(data, weights, tmp_path / "run")
     assert second.finish() == alone
     after = second.stored()
     assert len(after) == 16
@@ -254,6 +285,21 @@ def test_actors_give_what_one_process_gives(ray: Any, data: Path, tmp_path: Path
     kept = [sorted((tmp_path / name).rglob("*.safetensors")) for name in ("ray", "alone")]
     assert [path.read_bytes() for path in kept[0]] == [path.read_bytes() for path in kept[1]]
     assert len(kept[0]) == 2
+
+
+def test_thresholds_tuned_by_actors_are_those_of_one_process(
+    ray: Any, weights: Path, data: Path, tmp_path: Path
+) -> None:
+    made = Experiment("mine", "mine", (Variant("gates", "paper", per_gate=0.25),))
+    usual = Settings(data, {"base": weights}, videos=1, frames=3, threads=1)
+    reports = [
+        evaluate(made, replace(usual, out=tmp_path / name, ray=address, workers=1))
+        for name, address in (("ray", ""), ("alone", None))
+    ]
+    one, other = (report.to_dict() for report in reports)
+    assert one["settings"] == other["settings"]
+    assert one["rows"] == other["rows"]
+    assert len(next(iter(one["settings"]["variants"].values()))["gates"]) > 4
 
 
 @pytest.mark.slow
@@ -370,16 +416,17 @@ def test_a_port_that_others_can_reach_stops_ray(monkeypatch):
             self.calls += 1
 
     ray, ports = Stopped(), [Listening("127.0.0.1", 1, 7), Listening("::1", 2, 7)]
-    monkeypatch.setattr(session, "children", lambda _: {7})
+    monkeypatch.setattr(session, "children", lambda _: {7, 9})
     monkeypatch.setattr(session, "listening", lambda: ports)
-    session._check_ports(ray)
+    session._check_ports(ray, set())
     ports.append(Listening("0.0.0.0", 3, 8))  # another program's
-    session._check_ports(ray)
+    ports.append(Listening("0.0.0.0", 5, 9))  # a child that was there before Ray
+    session._check_ports(ray, {9})
     assert ray.calls == 0
     ports.append(Listening("0.0.0.0", 4, 7))
     with pytest.raises(ClusterError, match=r"0\.0\.0\.0:4, which other machines can reach"):
-        session._check_ports(ray)
+        session._check_ports(ray, {9})
     assert ray.calls == 1
     monkeypatch.setenv("EVENTFUL_RAY_PORTS", "open")
-    session._check_ports(ray)
+    session._check_ports(ray, set())
     assert ray.calls == 1

@@ -275,12 +275,12 @@ def test_two_threads_on_one_stream(model, clip):
 
     def wait(*_):
         inside.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
 
     hook = converted.norm.register_forward_hook(wait)
     slow = threading.Thread(target=stream, args=(clip[1],))
     slow.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     with pytest.raises(errors.ConcurrentUseError, match="its own Stream"):
         stream(clip[2])
     go_on.set()

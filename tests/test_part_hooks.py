@@ -78,14 +78,14 @@ def test_steps_in_several_threads_do_not_warn_of_each_other(converted: nn.Module
     def wait(module: nn.Module, args: object) -> None:
         if threading.current_thread() is first:
             waiting.set()
-            going.wait(10)
+            going.wait(60)
 
     first = threading.Thread(target=lambda: Stream(converted)(FRAMES[0]))
     converted.blocks[0].attn.qkv.register_forward_pre_hook(wait)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         first.start()
-        assert waiting.wait(10)
+        assert waiting.wait(60)
         try:
             Stream(converted)(FRAMES[0])
         finally:

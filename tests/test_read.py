@@ -149,11 +149,11 @@ def test_http(tmp_path):
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         address = f"http://127.0.0.1:{server.server_port}"
-        reader = eventful.read(f"{address}/a.mp4", timeout=5)
+        reader = eventful.read(f"{address}/a.mp4", timeout=60)
         assert not reader.live
         assert len(list(reader)) == 12
         with pytest.raises(SourceError, match=r"gone.mp4 cannot be read"):
-            eventful.read(f"{address}/gone.mp4", timeout=5)
+            eventful.read(f"{address}/gone.mp4", timeout=60)
     finally:
         server.shutdown()
         server.server_close()

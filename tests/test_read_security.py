@@ -212,13 +212,13 @@ def test_a_host_that_does_not_answer(scheme):
             eventful.read(
                 f"{scheme}://admin:hunter2@127.0.0.1:{silent.getsockname()[1]}/a", timeout=0.3
             )
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 9  # less than the usual 10 s
     assert "hunter2" not in everything(caught.value)
 
 
 def test_a_host_that_stops_sending(target):
     """Half a video, then silence: an error in the middle of the loop."""
-    content = target.read_bytes()
+    content, over = target.read_bytes(), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -227,7 +227,7 @@ def test_a_host_that_stops_sending(target):
             self.end_headers()
             self.wfile.write(content[: len(content) * 3 // 4])
             self.wfile.flush()
-            time.sleep(2)
+            over.wait(60)
 
         def log_message(self, *args):
             pass
@@ -239,6 +239,7 @@ def test_a_host_that_stops_sending(target):
     address = f"http://admin:hunter2@127.0.0.1:{server.server_port}/a.ts"
     with pytest.raises(SourceError, match=r"sent nothing for 0\.5 s") as caught:
         list(eventful.read(address, timeout=0.5, live=False))
+    over.set()
     assert "hunter2" not in everything(caught.value)
     server.shutdown()
     server.server_close()

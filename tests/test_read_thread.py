@@ -62,7 +62,6 @@ def test_stopping_early_ends_the_thread(clip, how):
     if how != "unused":
         next(frames)
     assert len(threads()) == 1
-    start = time.monotonic()
     if how == "close":
         reader.close()
         assert list(frames) == []
@@ -77,8 +76,7 @@ def test_stopping_early_ends_the_thread(clip, how):
         del frames
         for _ in reader:
             break
-    wait_for(no_threads)
-    assert time.monotonic() - start < 3.0
+    wait_for(no_threads)  # it would wait for ever for room for the next of the 60 frames
 
 
 def test_a_reader_that_was_never_used_closes(clip):
@@ -145,17 +143,18 @@ def test_a_file_without_any_good_frame(clip):
 
 def test_live_drops_what_a_slow_user_does_not_take(tmp_path):
     path = videos.pan(tmp_path / "a.mp4", 40, step=(1, 1), rate=100)
+    start = time.monotonic()
     reader = eventful.read(path, live=True, motion=True)
     frames = []
-    start = time.monotonic()
     for frame in reader:
         frames.append(frame)
-        time.sleep(0.06)
+        seen = reader.dropped
+        wait_for(lambda: reader.dropped >= seen + 3 or reader._ahead._ended)  # noqa: B023
     indices = [frame.index for frame in frames]
     assert reader.live
     assert indices == sorted(set(indices))
     assert indices[-1] == 39  # the latest frame is delivered
-    assert len(frames) < 25
+    assert len(frames) <= 40 / 4 + 1
     assert reader.dropped == 40 - len(frames)
     assert time.monotonic() - start > 0.35  # as long as the video
     gaps = [b - a for a, b in itertools.pairwise(indices)]

@@ -24,6 +24,7 @@ from eventful.paper.data import open_dataset
 from eventful.paper.data.kept import FRAMES, KeptFrames
 from eventful.paper.data.world import Film, camera_of
 from eventful.paper.evaluate import experiment as experiments
+from eventful.paper.evaluate import gates
 from eventful.paper.evaluate.evaluation import Settings, evaluate
 from eventful.paper.evaluate.experiment import Experiment
 from eventful.paper.evaluate.report import Row
@@ -213,13 +214,43 @@ def test_thresholds_are_tuned_for_each_gate(tiny: Path) -> None:
     variant = Variant("gates", "paper", per_gate=0.25)
     made = Experiment("mine", "mine", (DENSE, variant))
     report = evaluate(made, Settings(TINY, {"base": tiny}))
-    gates = report.settings["variants"][variant.key]["gates"]
-    assert len(gates) > 4
-    assert len(set(gates.values())) > 4
+    found = report.settings["variants"][variant.key]["gates"]
+    assert len(found) > 4
+    assert len(set(found.values())) > 4
     assert report.rows[1].operations < report.rows[0].operations
     wrong = Experiment("mine", "mine", (Variant("gates", "fast", per_gate=0.25),))
     with pytest.raises(ConfigError, match="a gate around every operator"):
         evaluate(wrong, Settings(TINY, {"base": tiny}))
+
+
+def test_tuned_thresholds_are_kept_with_the_results(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each video is stored: a run that is resumed repeats none, or the one that is missing."""
+    tuned: list[str] = []
+    inner = gates.GateJob.run
+
+    def run(job, video, device, tick):
+        tuned.append(video.name)
+        return inner(job, video, device, tick)
+
+    monkeypatch.setattr(gates.GateJob, "run", run)
+    made = Experiment("mine", "mine", (Variant("gates", "paper", per_gate=0.25),))
+    settings = Settings(TINY, {"base": tiny}, out=tmp_path)
+    first = evaluate(made, settings).to_dict()
+    known = (tmp_path / "run.json").read_bytes()
+    assert len(tuned) == len(set(tuned)) > 1
+    kept = sorted((tmp_path / "videos" / "gates-of-gates-gates0.25").iterdir())
+    assert len(kept) == len(tuned)
+    before = [path.read_bytes() for path in kept]
+    assert evaluate(made, settings).to_dict()["rows"] == first["rows"]
+    assert len(tuned) == len(kept)
+    kept[1].unlink()
+    again = evaluate(made, settings).to_dict()
+    assert tuned[len(kept) :] == [tuned[1]]
+    assert [path.read_bytes() for path in kept] == before
+    assert again["settings"] == first["settings"]
+    assert (tmp_path / "run.json").read_bytes() == known
 
 
 def test_without_the_coco_library_the_other_score_is_used(

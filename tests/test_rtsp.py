@@ -42,7 +42,7 @@ def serve(tmp_path):
 def play(address: str, strict: bool, frames: int = 3) -> int:
     """How many pictures of an address can be read, of some."""
     source = replace(find_source(address), strict=strict)
-    decoder = AvDecoder(source, timeout=5, motion=False, live=None)
+    decoder = AvDecoder(source, timeout=60, motion=False, live=None)
     try:
         return sum(picture.height == 96 for picture in islice(decoder.pictures(), frames))
     finally:

@@ -92,7 +92,7 @@ class Camera:
     def pictures(self) -> Iterator[Picture]:
         height, width = self.pixels.shape[:2]
         if self.gate is not None:
-            self.opened = self.gate.wait(5.0)
+            self.opened = self.gate.wait(60.0)
         for place in range(self.count):
             stamp = None if self.times is None else self.times[place]
             yield Picture(height, width, stamp, True, lambda h, w: resized(self.pixels, h, w))

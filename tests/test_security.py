@@ -326,7 +326,7 @@ def test_a_redirect_opens_no_file(folder):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     with pytest.raises(EventfulError, match="cannot be read"):
-        eventful.read(f"http://127.0.0.1:{server.server_port}/a.ts", timeout=3)
+        eventful.read(f"http://127.0.0.1:{server.server_port}/a.ts", timeout=60)
     server.shutdown()
     server.server_close()
 

@@ -163,6 +163,31 @@ def _measure_clip(
         tick(f"measuring {clip.name}", t + 1, len(clip.frames))
 
 
+@torch.no_grad()
+def dense_outputs(clip: Clip) -> list[Tensor]:
+    """What the dense model gives for each frame: the truth of `samples_of`."""
+    return [clip.model(pixels).clone() for pixels in clip.pixels()]
+
+
+def samples_of(
+    clip: Clip, settings: Sequence[Setting], truths: Sequence[Tensor]
+) -> Iterator[FrameSamples]:
+    """Settings on every frame, beside dense outputs that are known; times mean nothing.
+
+    Args:
+        truths: see `dense_outputs`.
+    """
+    known = iter(truths)
+    streams = {
+        setting.name: Stream(convert(clip.model, setting.config))
+        for setting in settings
+        if setting.config is not None
+    }
+    side_by_side = _SideBySide(clip, settings, {EAGER: lambda _: next(known)}, streams)
+    for t, pixels in enumerate(clip.pixels()):
+        yield side_by_side.step(t, pixels)
+
+
 def _dense(plan: VideoPlan, clip: Clip, made: Measured, tick: Tick) -> dict[str, Forward]:
     """Eager, whose outputs are the truth, and the fastest other path if it is faster."""
     example = clip.prepare(clip.frames[0])

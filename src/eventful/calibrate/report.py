@@ -135,6 +135,7 @@ class Report:
 
     def _by_frame(self) -> dict[str, dict[str, list[list[float]]]]:
         """Error, operations and milliseconds of each frame: by setting, then by clip."""
+        columns = ("error", "operations", "ms") if self.measured.timed else ("error", "operations")
         names = [setting.name for setting in self.measured.settings]
         return {
             name: {
@@ -142,7 +143,7 @@ class Report:
                     [_rounded(getattr(frame.settings[name], column)) for frame in frames]
                     for frames in self.measured.frames
                 ]
-                for column in ("error", "operations", "ms")
+                for column in columns
             }
             for name in names
         }

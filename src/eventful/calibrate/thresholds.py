@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,8 +29,36 @@ _TRIES = 6  # global thresholds to try for equal operations
 _CLOSE = 0.02  # relative difference of operations that counts as equal
 
 
+Errors = dict[str, Tensor]
+
+
+class Tuned(Protocol):
+    """Runs configs on the clips that thresholds are tuned on."""
+
+    def errors(self, config: Config) -> Errors:
+        """See `recorded_errors`."""
+
+    def operations(self, config: Config) -> float:
+        """See `operations`."""
+
+
+@dataclass(frozen=True)
+class TunedHere:
+    """Runs them in this process."""
+
+    clips: Sequence[Clip]
+
+    def errors(self, config: Config) -> Errors:
+        """See `Tuned`."""
+        return recorded_errors(self.clips, config)
+
+    def operations(self, config: Config) -> float:
+        """See `Tuned`."""
+        return operations(self.clips, config)
+
+
 def tuned_settings(
-    clips: Sequence[Clip], preset: str, tick: Tick = lambda *_: None, shares: Sequence[float] = ()
+    clips: Tuned, preset: str, tick: Tick = lambda *_: None, shares: Sequence[float] = ()
 ) -> list[Setting]:
     """For each share of the tokens, thresholds per gate and one threshold of equal operations."""
     if Config.preset(preset, TopFraction(0.1)).gating != "operator":
@@ -39,10 +69,10 @@ def tuned_settings(
     made: list[Setting] = []
     for share in shares or SHARES:
         ran = _counter(tick, f"tuning thresholds at {share:.0%}")
-        errors = recorded_errors(clips, _config(preset, TopFraction(share)))
+        errors = clips.errors(_config(preset, TopFraction(share)))
         ran()
         own = _config(preset, Threshold(thresholds(errors, share)))
-        wanted = operations(clips, own)
+        wanted = clips.operations(own)
         ran()
         level = _global_level(clips, preset, errors, share, wanted, ran)
         made += [
@@ -65,17 +95,30 @@ def _counter(tick: Tick, what: str) -> Callable[[], None]:
     return one
 
 
-def recorded_errors(clips: Sequence[Clip], config: Config) -> dict[str, Tensor]:
+def recorded_errors(clips: Sequence[Clip], config: Config) -> Errors:
     """Error norms of all tokens and frames at each gate, (values,)."""
+    return joined_errors([errors_of(clip, config) for clip in clips])
+
+
+def errors_of(clip: Clip, config: Config) -> Errors:
+    """The same of one clip; empty if every frame was recomputed as a whole."""
     found: dict[str, list[Tensor]] = {}
-    for clip in clips:
-        stream = Stream(convert(clip.model, config), maps=True)
-        for pixels in clip.pixels():
-            stream(pixels)
-            assert stream.last is not None
-            for name, gate in stream.last.gates.items():
-                if gate.error is not None and not any(stream.last.flushed):
-                    found.setdefault(name, []).append(gate.error.flatten().float().cpu())
+    stream = Stream(convert(clip.model, config), maps=True)
+    for pixels in clip.pixels():
+        stream(pixels)
+        assert stream.last is not None
+        for name, gate in stream.last.gates.items():
+            if gate.error is not None and not any(stream.last.flushed):
+                found.setdefault(name, []).append(gate.error.flatten().float().cpu())
+    return {name: torch.cat(values) for name, values in found.items()}
+
+
+def joined_errors(clips: Sequence[Errors]) -> Errors:
+    """Errors of all clips by gate, in their order."""
+    found: dict[str, list[Tensor]] = {}
+    for errors in clips:
+        for name, values in errors.items():
+            found.setdefault(name, []).append(values)
     if not found:
         raise DataError(
             "Every frame was recomputed as a whole, so no gate has errors to tune a threshold by. "
@@ -84,28 +127,32 @@ def recorded_errors(clips: Sequence[Clip], config: Config) -> dict[str, Tensor]:
     return {name: torch.cat(values) for name, values in found.items()}
 
 
-def thresholds(errors: dict[str, Tensor], share: float) -> dict[str, float]:
+def thresholds(errors: Errors, share: float) -> dict[str, float]:
     """For each gate, the error that a share of its tokens exceeds."""
     return {name: _short(_quantile(values, 1 - share)) for name, values in errors.items()}
 
 
 def operations(clips: Sequence[Clip], config: Config) -> float:
     """As a share of dense, the mean over all frames but the first of each clip."""
+    return statistics.fmean(share for clip in clips for share in operations_of(clip, config))
+
+
+def operations_of(clip: Clip, config: Config) -> list[float]:
+    """The same for each frame of one clip but the first."""
     shares = []
-    for clip in clips:
-        stream = Stream(convert(clip.model, config))
-        for t, pixels in enumerate(clip.pixels()):
-            stream(pixels)
-            assert stream.last is not None
-            if t:
-                shares.append(stream.last.macs / max(stream.last.dense_macs, 1))
-    return statistics.fmean(shares)
+    stream = Stream(convert(clip.model, config))
+    for t, pixels in enumerate(clip.pixels()):
+        stream(pixels)
+        assert stream.last is not None
+        if t:
+            shares.append(stream.last.macs / max(stream.last.dense_macs, 1))
+    return shares
 
 
 def _global_level(
-    clips: Sequence[Clip],
+    clips: Tuned,
     preset: str,
-    errors: dict[str, Tensor],
+    errors: Errors,
     share: float,
     wanted: float,
     ran: Callable[[], None],
@@ -117,7 +164,7 @@ def _global_level(
     best = (math.inf, level)
     for _ in range(_TRIES):
         level = _short(level)
-        cost = operations(clips, _config(preset, Threshold(level)))
+        cost = clips.operations(_config(preset, Threshold(level)))
         ran()
         best = min(best, (abs(cost / wanted - 1), level))
         if best[0] <= _CLOSE:

@@ -34,6 +34,7 @@ from eventful.cli.options import (
     Written,
     grouped,
 )
+from eventful.cli.ray_options import OnCluster
 from eventful.cli.reproduce_claims import reproduce
 from eventful.cli.run import run
 from eventful.cli.train import train
@@ -300,7 +301,9 @@ def bench_video(
 
 @app.command("calibrate")
 @grouped
-def calibrate_camera(*, what: Calibrated, limited: Limited, how: Filming, written: Written) -> None:
+def calibrate_camera(
+    *, what: Calibrated, limited: Limited, how: Filming, on: OnCluster, written: Written
+) -> None:
     """What each setting would cost and lose on your camera, and which one to take.
 
     Runs the dense model and every setting side by side on the videos. Writes the cheapest setting
@@ -309,7 +312,7 @@ def calibrate_camera(*, what: Calibrated, limited: Limited, how: Filming, writte
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from eventful.cli import calibrate
 
-    calibrate.run(what, limited, how, written)
+    calibrate.run(what, limited, how, written, on)
 
 
 @bench.command("export")

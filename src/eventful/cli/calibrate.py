@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from eventful.bench.results import origin
@@ -17,7 +19,7 @@ from eventful.calibrate.policy_file import policy_text, write_policy
 from eventful.calibrate.report import PICTURE, POLICY, Report
 from eventful.calibrate.rows import Row
 from eventful.calibrate.settings import Setting, chosen_settings, distinct
-from eventful.calibrate.thresholds import tuned_settings
+from eventful.calibrate.thresholds import TunedHere, tuned_settings
 from eventful.cli.bench import checked_device
 from eventful.cli.bench_video import (
     head_of,
@@ -27,10 +29,13 @@ from eventful.cli.bench_video import (
     percent,
     plan_of,
 )
+from eventful.cli.calibrate_ray import spread_over
 from eventful.cli.options import Calibrated, Filming, Limited, Written
 from eventful.cli.progress import shown
+from eventful.cli.ray_options import HERE, OnCluster
 from eventful.cli.tables import Column, Grid, show
 from eventful.config import Config
+from eventful.cost.times import without_times
 from eventful.errors import ConfigError
 from eventful.policies import Threshold
 
@@ -43,20 +48,32 @@ LEGEND = (
 _NOT_MET, _INTERRUPTED = 1, 130
 
 
-def run(what: Calibrated, limited: Limited, how: Filming, written: Written) -> None:
+def run(
+    what: Calibrated, limited: Limited, how: Filming, written: Written, on: OnCluster = HERE
+) -> None:
     """Measure, print, write; exit with 1 if no setting is within the limits."""
     limits = Limits(limited.error, limited.operations, limited.speed)
+    if on.address is not None and how.timed:
+        raise ConfigError(
+            "--ray measures no times, which processes that share machines would disturb. Add "
+            "--no-time."
+        )
     if limits.speed is not None and not how.timed:
         raise ConfigError("--speed needs times; leave out --no-time.")
-    checked_device(how.device)
+    if on.address is None:
+        checked_device(how.device)
     if not what.videos and Path(what.model).exists():
         raise ConfigError(f"The model comes first: eventful calibrate MODEL {what.model}.")
     backbone = load_backbone(what.model, what.weights, what.size)
     plan = plan_of(backbone, what.size, how)
-    clips = _clips(what, how, plan)
+    # Workers have the devices; here the clips are looked at, and no model is run.
+    clips = _clips(what, how, plan if on.address is None else replace(plan, device="cpu"))
     settings = _settings(what, clips)
     _make_folders(written, settings)
-    measured = _measured(what, plan, clips, settings)
+    if on.address is None:
+        measured = _measured(what, plan, clips, settings)
+    else:
+        measured = spread_over(what, how, on, written.out, clips, settings)
     report = Report.of(plan, what.weights, measured, limits, origin(how.device))
     if not report.rows:
         print("Interrupted before anything was measured; nothing is kept.", file=sys.stderr)
@@ -80,7 +97,7 @@ def _clips(what: Calibrated, how: Filming, plan: VideoPlan) -> list[Clip]:
             "Name a video behind the model: eventful calibrate MODEL street.mp4; or --labels with "
             "a MOTChallenge sequence."
         )
-    head = None if what.head is None else load_head(what.head, plan.backbone, how.device)
+    head = None if what.head is None else load_head(what.head, plan.backbone, plan.device)
     return [
         load_clip(plan, job.footage, None if head is None else head_of(head, job)) for job in jobs
     ]
@@ -113,10 +130,13 @@ def _measured(
     what: Calibrated, plan: VideoPlan, clips: list[Clip], settings: list[Setting]
 ) -> Measured:
     refuse_still(clips)
-    with shown(plan.backbone.name) as tick:
+    # Without times the result is for another machine, too: this one's must not decide on fallback.
+    clock = nullcontext() if plan.timed else without_times()
+    with shown(plan.backbone.name) as tick, clock:
         if what.per_gate:
             try:
-                settings = distinct([*tuned_settings(clips, what.preset, tick), *settings])
+                tuned = tuned_settings(TunedHere(clips), what.preset, tick)
+                settings = distinct([*tuned, *settings])
             except KeyboardInterrupt:
                 return Measured(clips, [], interrupted=True)
         return measure(plan, clips, settings, tick)

@@ -22,7 +22,8 @@ _log = logging.getLogger("eventful.live")
 DENSE_EVERY = 30.0  # seconds between two measurements of the whole model, for comparison
 GIVE_BACK_EVERY = 20.0  # seconds between two times that free memory is given back
 _IDLE = 0.5  # seconds after which the thread looks for changes though nobody called it
-_PATIENCE = 2.0  # seconds to wait for threads at the end
+_PATIENCE = 2.0  # seconds to wait for the thread of a source at the end
+_LAST_STEP = 60.0  # for the step under way: a program that ends inside of torch is aborted
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Worker:
         for channel in channels:
             channel.feed.join(_PATIENCE)
         if self._thread.is_alive():
-            self._thread.join(_PATIENCE)
+            self._thread.join(_LAST_STEP)
 
     @property
     def alive(self) -> bool:

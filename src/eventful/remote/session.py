@@ -107,6 +107,7 @@ def connect(address: str = LOCAL, local: Local = Local(), **more: Any) -> Any:  
         _check_loopback()
         options |= {"address": "local", "num_cpus": local.cpus, "num_gpus": local.gpus}
         options |= {"include_dashboard": False, "object_store_memory": local.store}
+    others = children(os.getpid())  # what this program started itself is its own affair
     try:
         ray.init(**options)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -116,7 +117,7 @@ def connect(address: str = LOCAL, local: Local = Local(), **more: Any) -> Any:  
             + _advice(address)
         ) from error
     if not address:
-        _check_ports(ray)
+        _check_ports(ray, others)
     return ray
 
 
@@ -129,9 +130,13 @@ def _check_loopback() -> None:
         )
 
 
-def _check_ports(ray: Any) -> None:
-    """Stop what was started here if it can be reached from other machines."""
-    mine = children(os.getpid())
+def _check_ports(ray: Any, others: set[int]) -> None:
+    """Stop what was started here if it can be reached from other machines.
+
+    Args:
+        others: processes below this one that are not Ray's.
+    """
+    mine = children(os.getpid()) - others
     reached = [
         f"{each.host}:{each.port}"
         for each in listening()

@@ -15,16 +15,16 @@ from eventful import files
 from eventful.bench.results import origin
 from eventful.config import Config
 from eventful.cost.counting import BlockWork, count_backbone
-from eventful.errors import ConfigError, DamagedMediaError, MissingFileError
+from eventful.errors import ConfigError, DamagedMediaError, DataError, MissingFileError
 from eventful.models.vitdet.model import ViTDet, detector_config
 from eventful.models.vivit.model import ViViT
 from eventful.paper.data.catalog import open_dataset
 from eventful.paper.data.problems import Problems
-from eventful.paper.data.records import VideoSet
+from eventful.paper.data.records import Video, VideoSet
 from eventful.paper.data.world import camera_of
 from eventful.paper.evaluate import action, detection, padding
 from eventful.paper.evaluate.experiment import Experiment
-from eventful.paper.evaluate.gates import gate_thresholds
+from eventful.paper.evaluate.gates import GateJob, needs_tuning, with_gates
 from eventful.paper.evaluate.metrics import coco_library
 from eventful.paper.evaluate.models import Weights
 from eventful.paper.evaluate.ray_workers import RayWorkers
@@ -130,13 +130,19 @@ def evaluate(
     for variant in variants:
         _check_weights(variant, settings, data)
     experiment, without = without_coco(experiment, variants)
-    variants = [_calibrated(variant, settings) for variant in variants]
     about = described(experiment, settings, data, variants)
+    tuned_on: tuple[Video, ...] = ()
+    if any([needs_tuning(variant) for variant in variants]):
+        tuned_on = _training_videos(settings)
+        names = files.digest(["\n".join(video.name for video in tuned_on)])
+        about["tuned_on"] = {"names": names, "frames": TUNED_ON[1]}
     with folder_of(settings) as folder:
         store = RunStore.open(folder, about, resume=settings.resume)
         with workers_of(settings) as workers:
             run = _Run(experiment, settings, data, store, workers, progress or NoProgress())
+            variants = [_tuned(run, variant, tuned_on) for variant in variants]
             rows, detail, groups = _measure(run, variants)
+    about["variants"] = {variant.key: variant.to_dict() for variant in variants}
     noted = {f"annotation {i}": str(error) for i, error in enumerate(problems.found, start=1)}
     statistics |= detail.pop("padding", {})
     report = Report(
@@ -183,14 +189,29 @@ def workers_of(settings: Settings) -> Workers | RayWorkers:
     return RayWorkers(settings.ray, settings.workers, settings.device, settings.threads, used)
 
 
-def _calibrated(variant: Variant, settings: Settings) -> Variant:
-    """A variant with a threshold for each gate, tuned on the training split."""
-    if variant.per_gate is None or variant.preset == SKIP:
+def _training_videos(settings: Settings) -> tuple[Video, ...]:
+    """Videos to tune thresholds on."""
+    data = open_dataset(_absolute(settings.data), "train", on_problem=Problems())
+    return tuple(data.videos[: TUNED_ON[0]])
+
+
+def _tuned(run: _Run, variant: Variant, videos: Sequence[Video]) -> Variant:
+    """A variant with a threshold for each gate; the errors on each video are kept as results."""
+    if not needs_tuning(variant):
         return variant
-    data = open_dataset(settings.data, "train", on_problem=Problems())
-    videos = data.videos[: TUNED_ON[0]]
-    model = weights_of(variant, settings).vitdet(settings.device)
-    return replace(variant, gates=gate_thresholds(model, variant, videos, TUNED_ON[1]))
+    run.progress.stage(f"{variant.key}: tuning a threshold for each gate")
+    job = GateJob(weights_of(variant, run.settings), variant, TUNED_ON[1])
+    key = f"gates-of-{variant.key}"
+    pending = [
+        Item(job, run.store, key, i, video)
+        for i, video in enumerate(videos)
+        if not run.store.has(key, i, video.name)
+    ]
+    problems = run.workers.run(pending)
+    if problems:
+        raise DataError(f"Thresholds cannot be tuned: {next(iter(problems.values()))}")
+    kept = [run.store.load(key, i, video.name) for i, video in enumerate(videos)]
+    return with_gates(variant, kept)
 
 
 Groups = dict[str, tuple[Row, ...]]
