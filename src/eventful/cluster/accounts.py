@@ -99,6 +99,7 @@ class Account:
         counted: frames with a result; `missed` those without, by reason.
         repeated: entries that were handed in twice; `fenced` those of an old epoch.
         held: frames for whose results there was no room, not yet in the results.
+        faults: workers that died of it since its last result.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Account:
     state: State = "running"
     message: str = ""
     held: Missed | None = None
+    faults: int = 0
 
     @property
     def over(self) -> bool:
@@ -146,7 +148,7 @@ class Account:
 
     def count(self, entry: Entry) -> list[Missed]:
         """Count the frames of an entry that was judged `counted`; what was missed before it."""
-        missed = self._release()
+        missed, self.faults = self._release(), 0
         for part in entry.parts:
             missed += self._skip(part)
             self.position = part.number
