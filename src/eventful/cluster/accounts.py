@@ -99,7 +99,7 @@ class Account:
         counted: frames with a result; `missed` those without, by reason.
         repeated: entries that were handed in twice; `fenced` those of an old epoch.
         held: frames for whose results there was no room, not yet in the results.
-        faults: workers that died of it since its last result.
+        faults: workers that died of it since its last result; `message` says of what.
     """
 
     name: str
@@ -148,7 +148,9 @@ class Account:
 
     def count(self, entry: Entry) -> list[Missed]:
         """Count the frames of an entry that was judged `counted`; what was missed before it."""
-        missed, self.faults = self._release(), 0
+        missed = self._release()
+        if self.faults:
+            self.faults, self.message = 0, ""
         for part in entry.parts:
             missed += self._skip(part)
             self.position = part.number

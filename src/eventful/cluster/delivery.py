@@ -112,10 +112,10 @@ class FileDelivery(Delivery):
 
     def _follow(self) -> None:
         """Begin a new file where the old one was moved away, as by logrotate, or emptied."""
-        if self._form == "jsonl" and self._writer is not None:
-            if _inode(self._writer.path) != self._inode:
-                self.close()
-                self.place = end_of(self._folder, self._form)
+        writer = self._writer if self._form == "jsonl" else None
+        if writer is not None and _inode(writer.path) != self._inode:
+            self.close()
+            self.place = end_of(self._folder, self._form)
         self.place = min(self.place, end_of(self._folder, self._form))
 
     def _give_up(self) -> None:

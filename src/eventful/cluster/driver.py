@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from eventful.cluster.accounts import Account, Lease, State
 from eventful.cluster.events import Events
 from eventful.cluster.links import Engine, Link, LinkError
+from eventful.cluster.messages import scrubbed
 from eventful.cluster.placement import Move, Placement
 from eventful.cluster.rates import Rates
 from eventful.cluster.reader import Order
@@ -28,6 +30,7 @@ from eventful.pipeline.sources import SourceName
 
 _CALL = 10.0  # seconds for an answer to a call
 _RELEASE = 3.0  # seconds for a worker to hand in what it has of a stream that moves
+_END = 20.0  # seconds for a registry that is started again to come back at the end
 _REVIVE = 3.0  # seconds between two attempts
 _RETRY = 30.0  # seconds until a camera that was given up is opened again
 
@@ -53,12 +56,18 @@ class Driver:
         spec = plan.cluster
         self.placement = Placement(spec.limits)
         self.rates = Rates()
-        self.restarts = Restarts(self, Snapshots(Path(state) / "snapshots"))
+        self.snapshots = Snapshots(Path(state) / "snapshots")
+        self.restarts = Restarts(self, self.snapshots)
         self.accounts: dict[str, Account] = {}
         self.sources: dict[str, SourceName] = {}
         self.problems: dict[str, str] = {}  # by stream
         self._touched: dict[str, float] = {}  # when something was last done about a stream
         self._retry: dict[str, float] = {}
+        self._read: dict[
+            str, int
+        ] = {}  # last frame of a stream that a reader is known to have read
+        self._uncertain: dict[str, Any] = {}
+        self._over_since: float | None = None  # moment at which all streams of the plan were over
         self._idle: dict[str, float] = {}  # by ended stream: moment since which nothing happens
         limit = (out, state, spec.results, spec.queue)
         engine.start("registry", REGISTRY, *limit)
@@ -85,9 +94,11 @@ class Driver:
 
     @property
     def complete(self) -> bool:
-        """Whether every stream of the plan is over."""
-        known = [self.accounts.get(spec.name) for spec in self.plan.streams]
-        return bool(known) and all(each is not None and each.over for each in known)
+        """Whether every stream of the plan is over, and every result has arrived."""
+        answer = self.registry.answer
+        arrived = not (answer.get("waiting") or answer.get("problem"))
+        since = self._over_since
+        return arrived and since is not None and self.registry.asked > since
 
     def turn(self) -> None:
         """Look at everything, and do what is due; a process that does not answer is left for now.
@@ -102,13 +113,12 @@ class Driver:
             return
         self._read_accounts()
         self.rates.read(self, now)
-        steps = (self._match_plan, self._readers, self._workers, self._ends, self._balance)
+        steps = (self._match_plan, self._readers, self._workers, self._ends, self._balance,
+                 self._settle, self.restarts.turn)  # fmt: skip
         for step in steps:
             # The next turn tries again; a stream may have ended in the meantime.
             with suppress(LinkError, StreamNameError):
                 step(now)
-        with suppress(LinkError):
-            self.restarts.turn(now)
 
     def stop(self) -> None:
         """End everything in order: no frame, then no result is left behind."""
@@ -118,10 +128,23 @@ class Driver:
         for name in self.readers:
             with suppress(LinkError):
                 self.engine.find(name).send("stop").get(_CALL)
-        with suppress(LinkError):
-            self.registry.answer = self.call(REGISTRY, "describe")
-            self._read_accounts()
-            self.engine.find(REGISTRY).send("close").get(2 * _CALL)
+        self.registry.answer = self._closed()
+        self.registry.asked = self._clock()
+        self._touched.clear()  # what the registry says now is the last word of every account
+        self._read_accounts()
+
+    def _closed(self) -> dict[str, Any]:
+        """What the registry says when it has delivered what it can; it may be on its way back."""
+        end = time.monotonic() + _END
+        while True:
+            try:
+                answer = self.engine.find(REGISTRY).send("close").get(2 * _CALL)
+                return dict(answer)
+            except LinkError as error:
+                if time.monotonic() > end:
+                    problem = f"The registry did not answer at the end ({error})."
+                    return {**self.registry.answer, "problem": problem}
+                time.sleep(0.3)
 
     def call(self, name: str, method: str, *args: Any) -> Any:
         """Call a process, and wait for its answer."""
@@ -173,7 +196,7 @@ class Driver:
         life = watch.turn(link, now)
         again, before = self._fates[watch.name]
         if watch.dead and not watch.started:
-            raise RunError(f"{watch.name} cannot start: {watch.dead}")
+            raise RunError(f"{watch.name} cannot start: {scrubbed(watch.dead)}")
         if watch.dead and now - self._revived.get(watch.name, float("-inf")) > _REVIVE:
             self._revived[watch.name] = now
             self.engine.revive(watch.name)
@@ -193,8 +216,16 @@ class Driver:
     def _read_accounts(self) -> None:
         answer = self.registry.answer
         for values in answer.get("accounts", ()):
-            if self._touched.get(values["name"], float("-inf")) < self.registry.asked:
-                self.accounts[values["name"]] = Account(**{**values, "held": None})
+            name = values["name"]
+            if self._touched.get(name, float("-inf")) < self.registry.asked:
+                account = Account(**{**values, "held": None})
+                if account.faults > (self.accounts[name].faults if name in self.accounts else 0):
+                    self.events.note("a worker died", stream=name, message=account.message)
+                self.accounts[name] = account
+        for name, ranges in answer.get("uncertain", {}).items():
+            for first, last in ranges[len(self._uncertain.get(name, ())) :]:
+                self.events.note("uncertain", stream=name, first=first, last=last)
+        self._uncertain = answer.get("uncertain", {})
 
     def _lease(self, stream: str, *, worker: str | None = None, reader: str | None = None) -> Lease:
         lease: Lease = self.call(REGISTRY, "lease", stream, worker, reader)
@@ -216,21 +247,36 @@ class Driver:
                 self.engine.find(account.reader).send("close", stream)
         account.state, account.message, account.worker = state, message, ""
         self.placement.forget(stream)
+        self.snapshots.delete(stream)
         self.events.note(state, stream=stream, **({"message": message} if message else {}))
 
     def _match_plan(self, now: float) -> None:
         """Streams that were added to the plan, or taken out of it."""
         wanted = {spec.name: spec for spec in self.plan.streams}
-        for name, spec in wanted.items():
-            account = self.accounts.get(name)
-            if account is None or account.state == "removed" or name not in self.sources:
-                self._add(spec)
+        self.problems = {name: text for name, text in self.problems.items() if name in wanted}
         for name, account in list(self.accounts.items()):
-            if name not in wanted and not account.over:
-                last = self.reader_state(name).get("last", account.position)
-                self._end(name, max(last, account.position), "removed")
-                self.sources.pop(name, None)
-                self.problems.pop(name, None)
+            if name not in wanted and account.state != "removed":
+                self._leave(name, account)
+        for name, spec in wanted.items():
+            known = self.accounts.get(name)
+            if known is None or known.state == "removed" or name not in self.sources:
+                self._add(spec)
+
+    def _leave(self, name: str, account: Account) -> None:
+        """Let go of a stream: it may come back, also one that has ended or failed."""
+        self.sources.pop(name, None)
+        if account.over:
+            self.call(REGISTRY, "forget", name)
+            account.state = "removed"
+            self._touched[name] = self._clock()
+            return
+        if account.reader in self.readers:
+            with suppress(LinkError):
+                self._note_read(name, self.call(account.reader, "close", name))
+        self._end(name, max(self._read.get(name, -1), account.position), "removed")
+
+    def _note_read(self, name: str, last: int) -> None:
+        self._read[name] = max(last, self._read.get(name, -1))
 
     def _add(self, spec: StreamSpec) -> None:
         if spec.name not in self.sources:
@@ -251,6 +297,8 @@ class Driver:
     def _readers(self, now: float) -> None:
         """Every stream is read by a reader that is up."""
         up = [name for name, watch in self.readers.items() if watch.life == "up"]
+        for name in up:
+            self._let_go(name, self.readers[name])
         for account in list(self.accounts.values()):
             name = account.name
             if account.over or name not in self.sources or not up:
@@ -262,6 +310,19 @@ class Driver:
                 state = watch.answer["streams"].get(name)
                 if state is None or self._given_up(name, state, now):
                     self._open(name, account.reader)
+
+    def _let_go(self, reader: str, watch: Watch) -> None:
+        """A reader reads nothing that is over, as a stream that a worker gave up."""
+        for name, state in watch.answer["streams"].items():
+            account = self.accounts.get(name)
+            if account is None or watch.asked <= self._touched.get(name, float("-inf")):
+                continue
+            if account.over or account.reader != reader:
+                self.engine.find(reader).send("close", name)
+            else:
+                self._note_read(name, state["last"])
+            if account.over:
+                self.snapshots.delete(name)
 
     def _read_by(self, reader: str) -> tuple[int, str]:
         return sum(a.reader == reader and not a.over for a in self.accounts.values()), reader
@@ -286,7 +347,10 @@ class Driver:
             account.worker = ""
         lease = self._lease(name, worker=account.worker, reader=reader)
         order = Order(self.sources[name], spec.rate, spec.loop)
-        self.engine.find(reader).send("open", lease, order)
+        after = lease.after
+        if order.counts_on:  # what a reader read before it died was seen, and is missing
+            after = max(after, self._read.get(name, -1))
+        self.engine.find(reader).send("open", replace(lease, after=after), order)
         if lease.worker:
             self.engine.find(lease.worker).send("lease", lease, None)
 
@@ -320,6 +384,8 @@ class Driver:
             elif epoch < account.epoch:
                 lease = account.lease()
                 self._touched[stream] = self._clock()
+            elif holds[stream]["paused"]:  # it was to move, and the registry did not answer
+                lease = self._lease(stream)
             else:
                 continue
             self.engine.find(name).send("lease", lease, None)
@@ -361,3 +427,18 @@ class Driver:
         move: Move | None = self.placement.next_move(self.running(), now)
         if move is not None:
             self.move(move.stream, move.worker, "load")
+
+    def _settle(self, now: float) -> None:
+        """When all streams are over, the last results are delivered at once."""
+        if not self.plan.streams or not all(self._is_over(s.name) for s in self.plan.streams):
+            self._over_since = None
+            return
+        self._over_since = now if self._over_since is None else self._over_since
+        if self.registry.answer.get("waiting"):
+            self.engine.find(REGISTRY).send("flush")
+
+    def _is_over(self, name: str) -> bool:
+        """Whether nothing more comes of a stream; one that cannot be used has failed."""
+        account = self.accounts.get(name)
+        over = account is not None and account.over and account.state != "removed"
+        return over or name in self.problems

@@ -164,7 +164,7 @@ class Ledger:
             account = self.accounts.get(name)
             if account is None or account.over or account.epoch != epoch:
                 continue
-            account.faults += 1
+            account.faults, account.message = account.faults + 1, message
             self._dirty.add(name)
             if account.faults >= FAULTS:
                 what = f"{FAULTS} workers died of it in turn. The last one: {message}"

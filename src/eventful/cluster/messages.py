@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from eventful.errors import EventfulError
+from eventful.video.address import without_credentials
 
 # user:password@, with the scheme ahead of it if there is one. Whatever looks like it goes.
 _LOGIN = re.compile(r"([A-Za-z][\w+.\-]*://)?[^\s/@:'\"]*:\S*@")
@@ -14,6 +15,21 @@ _LOGIN = re.compile(r"([A-Za-z][\w+.\-]*://)?[^\s/@:'\"]*:\S*@")
 def scrubbed(text: str) -> str:
     """A text without logins."""
     return _LOGIN.sub(lambda found: found[1] or "", text)
+
+
+def shown(source: str) -> str:
+    """A source as it may be shown: an existing file as it is, anything else as an address.
+
+    What is no address, but was meant as one (`rtsp//user:password@host`), looks like a path.
+    """
+    try:
+        there = Path(source).exists()
+    except (OSError, ValueError):  # too long for a path, or with a zero byte
+        there = False
+    if there:
+        return source
+    bare, mark, _ = without_credentials(scrubbed(source)).partition("?")
+    return bare + ("?..." if mark else "")
 
 
 def about(text: str, address: str, name: str) -> str:
