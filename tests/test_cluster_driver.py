@@ -98,9 +98,10 @@ def started(
     *,
     stop: Stop | None = None,
     restart: Any = lambda: False,
+    engine: ThreadEngine | None = None,
     **options: Any,
 ) -> tuple[Any, ThreadEngine]:
-    engine, stop = ThreadEngine(), stop or Stop()
+    engine, stop = engine or ThreadEngine(), stop or Stop()
     found = run(
         path,
         RunOptions(out, **options),

@@ -21,10 +21,8 @@ from eventful.cluster.store import Store
 from eventful.errors import ConfigError, RunError
 from eventful.pipeline.results import LINES, PARTS
 
-STATE, SUMMARY, LOCK, SETTINGS, EVENTS = (
-    *("state", "cluster.json", "lock", "settings.json"),
-    "events.jsonl",
-)
+STATE, SUMMARY, EVENTS = "state", "cluster.json", "events.jsonl"
+LOCK, SETTINGS = "lock", "settings.json"
 
 
 @contextmanager
@@ -50,7 +48,7 @@ def run_folder(out: Path, plan: Plan, *, resume: bool, overwrite: bool) -> Itera
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
-        began = there and _began(state / LEDGER)
+        began = there and (overwrite or _began(state / LEDGER))
         if began and not (resume or overwrite):
             raise ConfigError(
                 f"{out} holds a run. Go on with it with --resume, replace it with --overwrite, or "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -154,15 +154,15 @@ class Ledger:
             account.state = "removed"
             self._dirty.add(name)
 
-    def fault(self, epochs: Mapping[str, int], message: str) -> None:
+    def fault(self, names: Sequence[str], message: str) -> None:
         """A worker dies of its streams; one of which `FAULTS` workers died in turn is ended.
 
         Args:
-            epochs: of the leases of the streams that may be the cause.
+            names: streams that may be the cause. Their leases do not matter: it died of them.
         """
-        for name, epoch in epochs.items():
+        for name in names:
             account = self.accounts.get(name)
-            if account is None or account.over or account.epoch != epoch:
+            if account is None or account.over:
                 continue
             account.faults, account.message = account.faults + 1, message
             self._dirty.add(name)

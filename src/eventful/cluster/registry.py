@@ -96,10 +96,10 @@ class Registry:
             self._ledger.forget(name)
             self._wait(None)
 
-    def fault(self, epochs: dict[str, int], message: str) -> None:
+    def fault(self, names: Sequence[str], message: str) -> None:
         """See `Ledger.fault`."""
         with self._changed:
-            self._ledger.fault(epochs, message)
+            self._ledger.fault(names, message)
             self._wait(None)
 
     def flush(self) -> None:

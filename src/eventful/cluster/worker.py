@@ -323,10 +323,9 @@ class Worker:
         while len(self._outbox) and time.monotonic() < end:
             self._outbox.turn()
             time.sleep(0.01)
-        epochs = {name: self._held[name].lease.epoch for name in names if name in self._held}
         _log.error("%s ends: %s", self.name, message)
         with suppress(LinkError):
-            self._links.find(REGISTRY).send("fault", epochs, message).get(_FAREWELL)
+            self._links.find(REGISTRY).send("fault", names, message).get(_FAREWELL)
         _die()
 
     def _judged(self, entry: Entry, verdict: Verdict, position: int) -> None:
