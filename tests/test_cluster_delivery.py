@@ -226,6 +226,22 @@ def test_a_slow_function_holds_nobody_up(registry):
         GATE.set()
 
 
+def test_frames_without_room_are_shown_and_named_at_the_end(tmp_path, monkeypatch):
+    one = Ledger(Store(tmp_path / "l.sqlite"), FileDelivery(tmp_path, "jsonl"), limit=2)
+    one.add("a", "a", every=False)
+    epoch = one.lease("a", worker="w0").epoch
+    verdicts = one.accept([entry(epoch, n) for n in range(5)])
+    assert verdicts == ["counted"] * 2 + ["dropped"] * 3
+    shown = one.accounts["a"].described()
+    assert shown["missed"]["disk full"] == 3
+    assert one.accounts["a"].missed["disk full"] == 0  # not yet in the results
+    one.save()
+    one.close()
+    last = json.loads((tmp_path / LINES).read_text().splitlines()[-1])
+    assert last["missed"] == [{"first": 2, "last": 4, "reason": "disk full"}]
+    assert one.accounts["a"].described()["missed"]["disk full"] == 3
+
+
 def test_the_end_delivers_what_waits_for_more(registry, tmp_path):
     pytest.importorskip("pyarrow.parquet")
     one = registry("parquet")

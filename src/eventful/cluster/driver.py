@@ -218,7 +218,7 @@ class Driver:
         for values in answer.get("accounts", ()):
             name = values["name"]
             if self._touched.get(name, float("-inf")) < self.registry.asked:
-                account = Account(**{**values, "held": None})
+                account = Account(**values)
                 if account.faults > (self.accounts[name].faults if name in self.accounts else 0):
                     self.events.note("a worker died", stream=name, message=account.message)
                 self.accounts[name] = account
@@ -290,7 +290,7 @@ class Driver:
         source = self.sources[spec.name]
         self.problems.pop(spec.name, None)
         values = self.call(REGISTRY, "add", spec.name, source.name, spec.every(source))
-        self.accounts[spec.name] = Account(**{**values, "held": None})
+        self.accounts[spec.name] = Account(**values)
         self._touched[spec.name] = self._clock()
         self.events.note("added", stream=spec.name)
 

@@ -224,8 +224,16 @@ class Ledger:
             self._done = self._waiting.popleft()[0]
         self._since = self._clock() if self._waiting else None
 
+    def name_held(self) -> None:
+        """Name frames for which there was no room, where nothing more may come of their stream."""
+        for account in self.accounts.values():
+            if account.held is not None and len(self._waiting) < self.limit:
+                self._append(account, {"seconds": None}, account.name_held())
+                self._dirty.add(account.name)
+
     def close(self) -> None:
         """Write and deliver what is left."""
+        self.name_held()
         self.save(all_of_them=True)
         self.delivery.close()
         self.store.close()

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +58,8 @@ class Registry:
     def add(self, name: str, shown: str, every: bool) -> dict[str, Any]:
         """See `Ledger.add`; the account."""
         with self._changed:
-            account = asdict(self._ledger.add(name, shown, every=every))
-            return self._wait(account)
+            account = self._ledger.add(name, shown, every=every)
+            return self._wait(account.described())
 
     def lease(self, name: str, worker: str | None, reader: str | None) -> Lease:
         """See `Ledger.lease`."""
@@ -123,7 +122,10 @@ class Registry:
         """Write and deliver everything, as far as that is possible; then as `describe`."""
         begun = time.monotonic()
         with self._changed:
+            if not self._closed:
+                self._ledger.name_held()
             self._flushing = True
+            self._asked += 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._closed or self._finished(begun), seconds)
             self._closed = True
@@ -141,7 +143,7 @@ class Registry:
     def _described(self) -> dict[str, Any]:
         return {
             **self.hello(),
-            "accounts": [asdict(each) for each in self._ledger.accounts.values()],
+            "accounts": [each.described() for each in self._ledger.accounts.values()],
             "waiting": self._ledger.waiting,
             "problem": self._ledger.problem or self._slow(),
             "uncertain": {name: list(each) for name, each in self._ledger.uncertain.items()},
