@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eventful.cluster.accounts import Account, Lease, State
+from eventful.cluster.endings import Endings
 from eventful.cluster.events import Events
 from eventful.cluster.links import Engine, Link, LinkError
 from eventful.cluster.messages import scrubbed
@@ -58,17 +59,16 @@ class Driver:
         self.rates = Rates()
         self.snapshots = Snapshots(Path(state) / "snapshots")
         self.restarts = Restarts(self, self.snapshots)
+        self.endings = Endings(self)
         self.accounts: dict[str, Account] = {}
         self.sources: dict[str, SourceName] = {}
         self.problems: dict[str, str] = {}  # by stream
-        self._touched: dict[str, float] = {}  # when something was last done about a stream
+        self.touched: dict[str, float] = {}  # when something was last done about a stream
         self._retry: dict[str, float] = {}
         self._read: dict[
             str, int
         ] = {}  # last frame of a stream that a reader is known to have read
         self._uncertain: dict[str, Any] = {}
-        self._over_since: float | None = None  # moment at which all streams of the plan were over
-        self._idle: dict[str, float] = {}  # by ended stream: moment since which nothing happens
         limit = (out, state, spec.results, spec.queue)
         engine.start("registry", REGISTRY, *limit)
         self.registry = Watch(REGISTRY, "describe", spec.deadline, spec.start_deadline)
@@ -95,10 +95,7 @@ class Driver:
     @property
     def complete(self) -> bool:
         """Whether every stream of the plan is over, and every result has arrived."""
-        answer = self.registry.answer
-        arrived = not (answer.get("waiting") or answer.get("problem"))
-        since = self._over_since
-        return arrived and since is not None and self.registry.asked > since
+        return self.endings.complete
 
     def turn(self) -> None:
         """Look at everything, and do what is due; a process that does not answer is left for now.
@@ -113,8 +110,8 @@ class Driver:
             return
         self._read_accounts()
         self.rates.read(self, now)
-        steps = (self._match_plan, self._readers, self._workers, self._ends, self._balance,
-                 self._settle, self.restarts.turn)  # fmt: skip
+        steps = (self._match_plan, self._readers, self._workers, self.endings.turn, self._balance,
+                 self.restarts.turn)  # fmt: skip
         for step in steps:
             # The next turn tries again; a stream may have ended in the meantime.
             with suppress(LinkError, StreamNameError):
@@ -130,7 +127,7 @@ class Driver:
                 self.engine.find(name).send("stop").get(_CALL)
         self.registry.answer = self._closed()
         self.registry.asked = self._clock()
-        self._touched.clear()  # what the registry says now is the last word of every account
+        self.touched.clear()  # what the registry says now is the last word of every account
         self._read_accounts()
 
     def _closed(self) -> dict[str, Any]:
@@ -217,7 +214,7 @@ class Driver:
         answer = self.registry.answer
         for values in answer.get("accounts", ()):
             name = values["name"]
-            if self._touched.get(name, float("-inf")) < self.registry.asked:
+            if self.touched.get(name, float("-inf")) < self.registry.asked:
                 account = Account(**values)
                 if account.faults > (self.accounts[name].faults if name in self.accounts else 0):
                     self.events.note("a worker died", stream=name, message=account.message)
@@ -232,13 +229,14 @@ class Driver:
         account = self.accounts[stream]
         account.epoch, account.position = lease.epoch, lease.after
         account.worker, account.reader = lease.worker, lease.reader
-        self._touched[stream] = self._clock()
+        self.touched[stream] = self._clock()
         return lease
 
-    def _end(self, stream: str, last: int, state: State, message: str = "") -> None:
+    def end(self, stream: str, last: int, state: State, message: str = "") -> None:
+        """Close the account of a stream, and let go of it everywhere."""
         self.call(REGISTRY, "end", stream, last, state, message)
         account = self.accounts[stream]
-        self._touched[stream] = self._clock()
+        self.touched[stream] = self._clock()
         if account.worker in self.workers:
             with suppress(LinkError):
                 self.engine.find(account.worker).send("drop", stream, 1 << 62)
@@ -268,12 +266,12 @@ class Driver:
         if account.over:
             self.call(REGISTRY, "forget", name)
             account.state = "removed"
-            self._touched[name] = self._clock()
+            self.touched[name] = self._clock()
             return
         if account.reader in self.readers:
             with suppress(LinkError):
                 self._note_read(name, self.call(account.reader, "close", name))
-        self._end(name, max(self._read.get(name, -1), account.position), "removed")
+        self.end(name, max(self._read.get(name, -1), account.position), "removed")
 
     def _note_read(self, name: str, last: int) -> None:
         self._read[name] = max(last, self._read.get(name, -1))
@@ -291,7 +289,7 @@ class Driver:
         self.problems.pop(spec.name, None)
         values = self.call(REGISTRY, "add", spec.name, source.name, spec.every(source))
         self.accounts[spec.name] = Account(**values)
-        self._touched[spec.name] = self._clock()
+        self.touched[spec.name] = self._clock()
         self.events.note("added", stream=spec.name)
 
     def _readers(self, now: float) -> None:
@@ -306,7 +304,7 @@ class Driver:
             watch = self.readers.get(account.reader)
             if watch is None:  # of a plan with more readers, or new
                 self._open(name, min(up, key=self._read_by))
-            elif watch.life == "up" and watch.asked > self._touched.get(name, 0.0):
+            elif watch.life == "up" and watch.asked > self.touched.get(name, 0.0):
                 state = watch.answer["streams"].get(name)
                 if state is None or self._given_up(name, state, now):
                     self._open(name, account.reader)
@@ -315,7 +313,7 @@ class Driver:
         """A reader reads nothing that is over, as a stream that a worker gave up."""
         for name, state in watch.answer["streams"].items():
             account = self.accounts.get(name)
-            if account is None or watch.asked <= self._touched.get(name, float("-inf")):
+            if account is None or watch.asked <= self.touched.get(name, float("-inf")):
                 continue
             if account.over or account.reader != reader:
                 self.engine.find(reader).send("close", name)
@@ -376,14 +374,14 @@ class Driver:
         holds = watch.answer["streams"]
         for stream in self.streams_of(name):
             account = self.accounts[stream]
-            if self._touched.get(stream, 0.0) >= min(watch.asked, self.registry.asked):
+            if self.touched.get(stream, 0.0) >= min(watch.asked, self.registry.asked):
                 continue
             epoch = holds.get(stream, {}).get("epoch", -1)
             if epoch > account.epoch:  # the registry forgot a lease when it died
                 lease = self._lease(stream)
             elif epoch < account.epoch:
                 lease = account.lease()
-                self._touched[stream] = self._clock()
+                self.touched[stream] = self._clock()
             elif holds[stream]["paused"]:  # it was to move, and the registry did not answer
                 lease = self._lease(stream)
             else:
@@ -394,51 +392,9 @@ class Driver:
             if found is not None and found.worker != name:
                 self.engine.find(name).send("drop", stream, found.epoch)
 
-    def _ends(self, now: float) -> None:
-        """Close the accounts of sources that have ended, when their last results are in."""
-        for account in list(self.accounts.values()):
-            name = account.name
-            state = {} if account.over else self.reader_state(name)
-            over = state.get("status") in ("ended", "dead")
-            if not over or (state["status"] == "dead" and self.sources[name].live):
-                self._idle.pop(name, None)
-                continue
-            if min(self.registry.asked, self.readers[account.reader].asked) <= self._touched[name]:
-                continue
-            if account.position >= state["last"] or self._is_idle(account, state, now):
-                message = state["message"]
-                self._end(name, state["last"], "failed" if message else "ended", message)
-                self._idle.pop(name, None)
-
-    def _is_idle(self, account: Account, state: dict[str, Any], now: float) -> bool:
-        """Whether nothing more will come of a source that has ended."""
-        watch = self.workers.get(account.worker)
-        if account.every or watch is None or watch.life != "up" or state["handed"] < state["last"]:
-            self._idle.pop(account.name, None)
-            return False
-        if watch.answer["streams"].get(account.name, {}).get("busy", True):
-            self._idle.pop(account.name, None)
-            return False
-        return now - self._idle.setdefault(account.name, now) > 1.0
-
     def _balance(self, now: float) -> None:
         if self.restarts.going:
             return
         move: Move | None = self.placement.next_move(self.running(), now)
         if move is not None:
             self.move(move.stream, move.worker, "load")
-
-    def _settle(self, now: float) -> None:
-        """When all streams are over, the last results are delivered at once."""
-        if not self.plan.streams or not all(self._is_over(s.name) for s in self.plan.streams):
-            self._over_since = None
-            return
-        self._over_since = now if self._over_since is None else self._over_since
-        if self.registry.answer.get("waiting"):
-            self.engine.find(REGISTRY).send("flush")
-
-    def _is_over(self, name: str) -> bool:
-        """Whether nothing more comes of a stream; one that cannot be used has failed."""
-        account = self.accounts.get(name)
-        over = account is not None and account.over and account.state != "removed"
-        return over or name in self.problems
