@@ -19,7 +19,7 @@ from eventful.cluster.metrics_server import MetricsServer
 from eventful.cluster.plan_file import PlanFile
 from eventful.cluster.ray_engine import _hide_token
 from eventful.cluster.registry import LEDGER
-from eventful.cluster.run import RunOptions, run
+from eventful.cluster.run import ClusterResult, RunOptions, run
 from eventful.cluster.sources import StreamSpec, read_plan
 from eventful.cluster.store import Store
 from eventful.errors import ConfigError, EventfulError, MissingFileError, RunError
@@ -182,6 +182,7 @@ def test_sources_that_cannot_be_named_say_so(monkeypatch):
     assert "s3cret" not in str(caught.value)
     monkeypatch.setenv("GATE", "rtsp://u:s3cret@host/x\n")  # as a file of secrets ends
     assert StreamSpec("a", "env:GATE").found().address == "rtsp://u:s3cret@host/x"
+    assert StreamSpec("a", " rtsp://u:s3cret@host/x").found().live
     assert StreamSpec("a", "world:7?frames=48").found().name == "world:7?frames=48"
 
 
@@ -251,3 +252,24 @@ def test_the_token_of_ray_is_for_its_user_alone(tmp_path, monkeypatch):
     token.chmod(0o644)
     _hide_token()
     assert token.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("status", "waiting", "code"),
+    [("complete", 0, 0), ("incomplete", 3, 1), ("interrupted", 3, 130)],
+)
+def test_the_exit_code_says_whether_results_arrived(
+    path, tmp_path, here, monkeypatch, status, waiting, code
+):
+    summary = {
+        "frames": {"counted": 3},
+        "streams": [],
+        "problems": {},
+        "registry": {"waiting": waiting, "problem": "disk full" if waiting else ""},
+    }
+    result = ClusterResult(status, summary)
+    monkeypatch.setattr("eventful.cli.cluster_work.run_cluster", lambda *args, **options: result)
+    done = here("cluster", "run", path, "--out", tmp_path / "out")
+    assert done.returncode == code
+    assert ("3 results have not reached" in done.stderr) == bool(waiting)
+    assert ("disk full" in done.stderr) == bool(waiting)

@@ -8,17 +8,22 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cluster_threads import ThreadEngine
-from eventful.cluster.accounts import Lease
+from eventful.cluster.accounts import Account, Lease
 from eventful.cluster.batches import Batches, Stepped
 from eventful.cluster.driver import Driver
+from eventful.cluster.endings import Endings
 from eventful.cluster.links import LinkLate
 from eventful.cluster.reader import Order, Reader
-from eventful.cluster.sources import StreamSpec, add_stream, remove_stream
+from eventful.cluster.registry import LEDGER
+from eventful.cluster.snapshots import Snapshots
+from eventful.cluster.sources import ClusterSpec, Plan, StreamSpec, add_stream, remove_stream
+from eventful.cluster.store import Store
 from eventful.cluster.worker import Worker
 from eventful.live.groups import Group
 from eventful.pipeline.sources import find_sources
@@ -197,7 +202,20 @@ def test_a_stream_that_a_worker_gave_up_is_read_no_more(tmp_path, films, monkeyp
     found, _ = started(path, tmp_path / "out", look, stop=stop)
     assert found.failed == {"bad": "it cannot be used"}
     assert not read[-1]
-    assert not list((tmp_path / "out/state/snapshots").glob("bad*"))
+
+
+def test_snapshots_of_streams_that_are_over_are_deleted(tmp_path, films, monkeypatch):
+    wrote, written = Snapshots.write, []
+
+    def write(self: Snapshots, stream: str, frame: int, content: bytes) -> None:
+        written.append(stream)
+        wrote(self, stream, frame, content)
+
+    monkeypatch.setattr(Snapshots, "write", write)
+    path = plan(tmp_path, stream("a", films(40)), workers=1, snapshot_every=0.01)
+    started(path, tmp_path / "out")
+    assert written
+    assert not list((tmp_path / "out/state/snapshots").iterdir())
 
 
 def test_what_a_dead_reader_had_read_of_a_camera_is_named(tmp_path, films, monkeypatch):
@@ -320,3 +338,35 @@ def test_a_registry_that_does_not_answer_at_the_end_is_told_of(tmp_path, films, 
     assert "did not answer at the end" in found.waiting
     summary = json.loads((tmp_path / "out" / "cluster.json").read_text())
     assert summary["frames"]["counted"] == 12
+
+
+def test_what_a_crash_left_in_doubt_is_shown(tmp_path, films):
+    path = plan(tmp_path, stream("a", films(12)), results="test_cluster_faults:take", workers=1)
+    AWAY.clear()
+    out = tmp_path / "out"
+    started(path, out)
+    store = Store(out / "state" / LEDGER)
+    store.write(facts={"uncertain": {"a": [[3, 4]]}})
+    store.close()
+    found, _ = started(path, out, resume=True)
+    assert found.summary["registry"]["uncertain"] == {"a": [(3, 4)]}
+    told = [event for event in found.summary["events"] if event["event"] == "uncertain"]
+    assert [(event["stream"], event["first"], event["last"]) for event in told] == [("a", 3, 4)]
+
+
+def test_a_stream_that_comes_back_is_not_over():
+    account = Account("a", state="removed")
+    driver: Any = SimpleNamespace(
+        accounts={"a": account},
+        problems={},
+        plan=Plan(ClusterSpec(), (StreamSpec("a", "x.mp4"),)),
+        registry=SimpleNamespace(answer={"waiting": 0, "problem": ""}, asked=5.0),
+    )
+    endings = Endings(driver)
+    endings.turn(1.0)
+    assert not endings.complete
+    account.state = "ended"
+    endings.turn(5.0)
+    assert not endings.complete  # what the registry said is of an earlier moment
+    driver.registry.asked = 6.0
+    assert endings.complete

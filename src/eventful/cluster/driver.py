@@ -129,6 +129,9 @@ class Driver:
         self.registry.asked = self._clock()
         self.touched.clear()  # what the registry says now is the last word of every account
         self._read_accounts()
+        for name, account in self.accounts.items():
+            if account.over:  # a worker may have written one more as the stream ended
+                self.snapshots.delete(name)
 
     def _closed(self) -> dict[str, Any]:
         """What the registry says when it has delivered what it can; it may be on its way back."""
