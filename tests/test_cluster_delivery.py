@@ -253,7 +253,9 @@ def test_the_end_delivers_what_waits_for_more(registry, tmp_path):
     while one.describe()["waiting"] and time.monotonic() < end:
         time.sleep(0.01)
     assert not one.describe()["waiting"]
-    assert one.close()["waiting"] == 0
+    for _ in range(2):  # the first answer may be lost on its way
+        left = one.close()
+        assert (left["waiting"], left["problem"]) == (0, "")
 
 
 def test_a_registry_that_writes_nothing_any_more_does_not_say_that_it_is_well(

@@ -336,6 +336,7 @@ def test_a_registry_that_does_not_answer_at_the_end_is_told_of(tmp_path, films, 
     path: Path = plan(tmp_path, stream("a", films(12)), workers=1)
     found, _ = started(path, tmp_path / "out")
     assert "did not answer at the end" in found.waiting
+    assert found.status == "incomplete"
     summary = json.loads((tmp_path / "out" / "cluster.json").read_text())
     assert summary["frames"]["counted"] == 12
 

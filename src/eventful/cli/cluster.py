@@ -93,7 +93,10 @@ def add(
     name: Annotated[str, typer.Argument(help="Of the stream.")],
     source: Annotated[
         str,
-        typer.Argument(help="As for `eventful run`, or env:NAME: what the variable NAME holds."),
+        typer.Argument(
+            help="As for `eventful run`, or env:NAME: what the variable NAME holds, so that no "
+            "password is in the history of the shell."
+        ),
     ],
     mode: Annotated[
         Mode | None, typer.Option(help="Default: every for files, latest for cameras.")

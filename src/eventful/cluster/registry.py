@@ -41,7 +41,7 @@ class Registry:
         self._ledger = Ledger(Store(Path(state) / LEDGER), delivery, limit=limit)
         self._changed = threading.Condition()
         self._asked = self._written = 0  # changes asked for, and tried to write
-        self._flushing = self._closed = False
+        self._flushing = self._closed = self._given_back = False
         self._since: float | None = None  # moment at which the delivery under way was begun
         self._started = time.time()
         self._threads = [
@@ -119,7 +119,10 @@ class Registry:
             return self._described()
 
     def close(self, seconds: float = _PATIENCE) -> dict[str, Any]:
-        """Write and deliver everything, as far as that is possible; then as `describe`."""
+        """Write and deliver everything, as far as that is possible; then as `describe`.
+
+        It may be called again by who got no answer.
+        """
         begun = time.monotonic()
         with self._changed:
             if not self._closed:
@@ -133,7 +136,9 @@ class Registry:
         for thread in self._threads:  # a function of the user may take longer, or for ever
             thread.join(max(0.1, begun + seconds + 1 - time.monotonic()))
         with self._changed:
-            if not any(thread.is_alive() for thread in self._threads):
+            ended = not any(thread.is_alive() for thread in self._threads)
+            if ended and not self._given_back:
+                self._given_back = True
                 self._ledger.write()
                 with suppress(OSError):
                     self._ledger.delivery.close()

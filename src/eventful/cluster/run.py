@@ -72,13 +72,13 @@ class ClusterResult:
     @property
     def waiting(self) -> str:
         """How many results did not reach their destination, and why; empty if all did."""
-        registry = self.summary["registry"]
-        if not (registry["waiting"] or registry["problem"]):
+        count, problem = (self.summary["registry"][name] for name in ("waiting", "problem"))
+        if not (count or problem):
             return ""
-        return (
-            f"{registry['waiting']} results have not reached their destination; --resume delivers "
-            f"those that are in the state folder. {registry['problem']}"
-        ).strip()
+        told = "Whether all results have reached their destination is not known."
+        if count:
+            told = f"{count} results have not reached their destination."
+        return f"{told} --resume delivers those that are in the state folder. {problem}".strip()
 
 
 def run(
@@ -123,7 +123,8 @@ def run(
         loop = _Loop(PlanFile(path, events), driver, state / STATUS, observe, server)
         status = loop.run(stop, restart, stay=options.stay)
         driver.stop()
-        if status == "complete" and driver.registry.answer.get("waiting"):
+        answer = driver.registry.answer
+        if status == "complete" and (answer.get("waiting") or answer.get("problem")):
             status = "incomplete"
         return ClusterResult(status, _summary(driver, status, out))
 
