@@ -66,7 +66,8 @@ class ThreadLink:
                 with process._changed:
                     process._closed = True
                     process._changed.notify_all()
-                process._thread.join()
+                for thread in process._threads:
+                    thread.join(5)
                 process._ledger.store.close()
             elif isinstance(process, Reader):
                 process.stop()

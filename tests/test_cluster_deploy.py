@@ -59,7 +59,7 @@ def test_the_container_file_is_sound() -> None:
     assert names.index("USER") > max(i for i, name in enumerate(names) if name == "RUN")
     extras = re.search(r"\[([a-z,]+)\]", next(r for n, r in made if "pip install" in r))
     assert extras is not None
-    assert "cluster" in extras[1].split(",")
+    assert {"cluster", "parquet"} <= set(extras[1].split(","))  # results = "parquet", too
 
 
 def test_the_file_of_ray_up_fits_rays_schema() -> None:
@@ -129,13 +129,32 @@ def test_only_the_cluster_itself_reaches_rays_ports() -> None:
     for rule in policy["ingress"]:
         inside = [peer.get("podSelector", {}).get("matchLabels") == own for peer in rule["from"]]
         assert rule["from"]
-        assert all(inside) or {port["port"] for port in rule["ports"]} <= {6379, 8080}
+        assert all(inside) or {port["port"] for port in rule["ports"]} <= {6379, 8080, 9464}
+
+
+def expressions() -> list[str]:
+    groups = yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"]
+    return [rule["expr"] for group in groups for rule in group["rules"]]
+
+
+def test_alerts_name_metrics_of_a_run() -> None:
+    used = {name for text in expressions() for name in re.findall(r"\beventful_\w+", text)}
+    text = (ROOT / "src" / "eventful" / "cluster" / "status.py").read_text()
+    assert len(used) >= 5
+    for name in used:
+        assert re.search(rf'["_]{name.removeprefix("eventful_cluster_")}\b', text), name
+
+
+def test_prometheus_reaches_the_port_of_a_run() -> None:
+    named = {port["port"] for rule in documents()["NetworkPolicy"]["spec"]["ingress"]
+             for port in rule.get("ports", ())}  # fmt: skip
+    page = (ROOT / "docs" / "cluster-deploy.md").read_text()
+    assert set(map(int, re.findall(r"--metrics 0\.0\.0\.0:(\d+)", page))) <= named
 
 
 def test_alerts_name_metrics_of_ray() -> None:
     session.imported()
-    rules = yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"][0]["rules"]
-    used = {name for rule in rules for name in re.findall(r"\bray_\w+", rule["expr"])}
+    used = {name for text in expressions() for name in re.findall(r"\bray_\w+", text)}
     sources = [folder("ray") / "dashboard" / "modules" / "reporter" / "reporter_agent.py"]
     sources += (folder("ray") / "dashboard" / "modules" / "metrics").rglob("*.py")
     text = "".join(path.read_text() for path in sources)

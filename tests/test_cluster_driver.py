@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,10 @@ import torch
 import videos
 from cluster_threads import ThreadEngine
 from commands import here  # noqa: F401
+from eventful.cluster.batches import Batches
+from eventful.cluster.folder import read_status
 from eventful.cluster.reader import Reader
-from eventful.cluster.run import RunOptions, read_status, run
+from eventful.cluster.run import RunOptions, run
 from eventful.cluster.sources import (
     ModelSpec,
     StreamSpec,
@@ -26,6 +29,7 @@ from eventful.cluster.sources import (
 )
 from eventful.cluster.status import metrics
 from eventful.errors import ConfigError, MissingFileError, RunError
+from eventful.live.feed import Feed
 from eventful.pipeline.results import LINES
 from eventful.pipeline.stopping import Stop
 
@@ -72,12 +76,38 @@ def results(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / LINES).read_text().splitlines()]
 
 
-def started(path: Path, out: Path, observe: Any = None, **options: Any) -> tuple[Any, ThreadEngine]:
-    engine = ThreadEngine()
+LIMIT = 120.0  # seconds; a run that does not end by itself is ended, and its test fails
+
+
+def limited(stop: Stop, observe: Any, seconds: float = LIMIT) -> Callable[[Any], None]:
+    """An observer that ends the run after a while: without it, a hang would stop all tests."""
+    end = time.monotonic() + seconds
+
+    def look(status: dict[str, Any]) -> None:
+        observe(status)
+        if time.monotonic() > end and not stop.requested:
+            stop.request()
+
+    return look
+
+
+def started(
+    path: Path,
+    out: Path,
+    observe: Any = lambda engine, status: None,
+    *,
+    stop: Stop | None = None,
+    restart: Any = lambda: False,
+    engine: ThreadEngine | None = None,
+    **options: Any,
+) -> tuple[Any, ThreadEngine]:
+    engine, stop = engine or ThreadEngine(), stop or Stop()
     found = run(
         path,
         RunOptions(out, **options),
-        observe=(lambda status: observe(engine, status)) if observe else lambda status: None,
+        stop=stop,
+        observe=limited(stop, lambda status: observe(engine, status)),
+        restart=restart,
         open_engine=lambda plan, space: engine,
     )
     return found, engine
@@ -112,16 +142,42 @@ def test_every_frame_is_counted_once_whoever_is_killed(tmp_path, films, monkeypa
     assert found.summary["frames"] == {"counted": 600, "dropped": 0, "lost": 0, "disk full": 0}
 
 
-def test_latest_frames_are_counted_or_named(tmp_path, films):
+def test_latest_frames_are_counted_or_named(tmp_path, films, monkeypatch):
     more = 'mode = "latest"\nrate = 50.0'
     path = plan(tmp_path, stream("a", films(120), more) + stream("b", films(120), more))
     victims = ["w0", "w1"]
+    release = threading.Event()
+    due = Feed._due
+
+    def held_due(feed: Feed, *args: Any) -> bool:
+        # Frame 60 comes after the kills, however fast this machine is.
+        if feed.index == 59:
+            release.wait(LIMIT)
+        return due(feed, *args)
+
+    step = Batches.step
+
+    def slow_step(self: Batches, pictures: Any) -> Any:
+        time.sleep(0.05)  # longer than a frame takes to come: some are dropped
+        return step(self, pictures)
+
+    monkeypatch.setattr(Feed, "_due", held_due)
+    monkeypatch.setattr(Batches, "step", slow_step)
+    monkeypatch.setattr("eventful.cluster.run._SAVE", 0.1)
 
     def kill(engine: ThreadEngine, status: dict[str, Any]) -> None:
-        if victims and sum(s["counted"] for s in status["streams"]) > 10:
+        counted = [s["counted"] for s in status["streams"]]
+        if victims and len(counted) == 2 and min(counted) > 0:
             engine.kill(victims.pop(0))
+        if not victims:
+            release.set()
 
-    found, _ = started(path, tmp_path / "out", kill)
+    try:
+        found, _ = started(path, tmp_path / "out", kill)
+    finally:
+        release.set()
+    assert not victims
+    assert found.status == "complete"
     for name in "ab":
         seen: list[int] = []
         for row in results(tmp_path / "out"):
@@ -135,12 +191,20 @@ def test_latest_frames_are_counted_or_named(tmp_path, films):
     assert frames["dropped"]
 
 
-def test_streams_come_and_go_while_it_runs_and_it_is_resumed(tmp_path, films, here):
+def test_streams_come_and_go_while_it_runs_and_it_is_resumed(tmp_path, films, here, monkeypatch):
     path = plan(tmp_path, stream("a", films(300)))
     stop, out = Stop(), tmp_path / "out"
     seen: list[dict[str, Any]] = []
+    take = Reader.take
 
-    def change(status: dict[str, Any]) -> None:
+    def slow_take(reader: Reader, *args: Any) -> Any:
+        time.sleep(0 if stop.requested else 0.05)  # `a` is there until it is removed
+        return take(reader, *args)
+
+    monkeypatch.setattr(Reader, "take", slow_take)
+    monkeypatch.setattr("eventful.cluster.run._SAVE", 0.1)
+
+    def change(engine: ThreadEngine, status: dict[str, Any]) -> None:
         seen.append(status)
         by_name = {s["name"]: s for s in status["streams"]}
         if len(seen) == 1:
@@ -149,12 +213,10 @@ def test_streams_come_and_go_while_it_runs_and_it_is_resumed(tmp_path, films, he
         gone = all(s.name != "a" for s in read_plan(path).streams)
         if by_name.get("late", {}).get("state") == "ended" and not gone:
             remove_stream(path, "a")
-        if by_name.get("a", {}).get("state") == "removed":
+        if by_name.get("a", {}).get("state") == "removed" and not stop.requested:
             stop.request()
 
-    engine = ThreadEngine()
-    found = run(path, RunOptions(out, stay=True), stop=stop, observe=change,
-                open_engine=lambda plan, space: engine)  # fmt: skip
+    found, _ = started(path, out, change, stop=stop, stay=True)
     assert found.status == "interrupted"
     states = {s["name"]: (s["state"], s["counted"]) for s in found.summary["streams"]}
     assert states["late"] == ("ended", 8)
@@ -166,7 +228,7 @@ def test_streams_come_and_go_while_it_runs_and_it_is_resumed(tmp_path, films, he
         started(path, out)
     path.write_text(path.read_text() + stream("a", films(300)))
     kept = len(results(out))
-    again, _ = started(path, out, lambda engine, status: None, resume=True)
+    again, _ = started(path, out, resume=True)
     rows = [row for row in results(out) if row["source"] == "a"]
     assert len(results(out)) > kept
     seen = [
@@ -181,18 +243,26 @@ def test_status_and_metrics_hold_no_credentials(tmp_path, films, monkeypatch, ca
     monkeypatch.setenv("GATE", f"rtsp://admin:{SECRET}@127.0.0.1:9/stream?token={SECRET}")
     streams = '\n[[stream]]\nname = "gate"\nsource = "env:GATE"\n' + stream("a", films(12))
     streams += f'\n[[stream]]\nname = "http"\nsource = "http://u:{SECRET}@127.0.0.1:9/x.m3u8"\n'
+    for name, odd in {
+        "space": f" rtsp://admin:{SECRET}@127.0.0.1:9/x",
+        "typo": f"rtsp//admin:{SECRET}@127.0.0.1:9/x?key={SECRET}",
+        "slash": f"rtsp:/admin:{SECRET}@127.0.0.1:9/x",
+        "list": f"rtsp://admin:{SECRET}@127.0.0.1:9/x.streams",
+        "bracket": f"http://admin:{SECRET}@[::1/x",
+    }.items():
+        streams += f'\n[[stream]]\nname = "{name}"\nsource = "{odd}"\n'
     path = plan(tmp_path, streams)
     out, stop = tmp_path / "out", Stop()
     texts: list[str] = []
 
-    def look(status: dict[str, Any]) -> None:
+    def look(engine: ThreadEngine, status: dict[str, Any]) -> None:
         texts.append(json.dumps(status) + metrics(status))
         by_name = {s["name"]: s for s in status["streams"]}
-        if len(by_name) == 3 and by_name["a"]["state"] == "ended" and by_name["gate"]["message"]:
+        there = len(by_name) == 6 and by_name["a"]["state"] == "ended"
+        if there and by_name["gate"]["message"] and status["problems"] and not stop.requested:
             stop.request()
 
-    engine = ThreadEngine()
-    run(path, RunOptions(out), stop=stop, observe=look, open_engine=lambda plan, space: engine)
+    started(path, out, look, stop=stop)
     written = b"".join(p.read_bytes() for p in out.rglob("*") if p.is_file())
     assert SECRET.encode() not in written
     assert SECRET not in "".join(texts)

@@ -68,7 +68,8 @@ def run(*, sources: Sources, started: Started, as_json: Json = False) -> None:
     """Run a model on many streams, on many workers.
 
     Ctrl-C or SIGTERM ends it in order, SIGHUP starts all workers again, one after the other. Exits
-    with 0, with 1 if a stream failed, with 2 for wrong usage, with 130 if it was interrupted.
+    with 0, with 1 if a stream failed or results did not arrive, with 2 for wrong usage, with 130
+    if it was interrupted.
     """
     from eventful.cli import cluster_work
 
@@ -92,7 +93,10 @@ def add(
     name: Annotated[str, typer.Argument(help="Of the stream.")],
     source: Annotated[
         str,
-        typer.Argument(help="As for `eventful run`, or env:NAME: what the variable NAME holds."),
+        typer.Argument(
+            help="As for `eventful run`, or env:NAME: what the variable NAME holds, so that no "
+            "password is in the history of the shell."
+        ),
     ],
     mode: Annotated[
         Mode | None, typer.Option(help="Default: every for files, latest for cameras.")

@@ -18,7 +18,8 @@ from rich.table import Table
 
 from eventful.cli.cluster import Started
 from eventful.cli.run_work import writing_to
-from eventful.cluster.run import RunOptions, read_status, signal_run
+from eventful.cluster.folder import read_status, signal_run
+from eventful.cluster.run import RunOptions
 from eventful.cluster.run import run as run_cluster
 from eventful.cluster.sources import StreamSpec, add_stream, remove_stream
 from eventful.pipeline.stopping import Stop
@@ -42,7 +43,10 @@ def run(sources: Path, started: Started, as_json: bool) -> None:
         print(options.out)
     for name, message in result.failed.items():
         typer.secho(f"{name} failed: {message}", fg=typer.colors.RED, err=True)
-    raise typer.Exit({"interrupted": 130}.get(result.status, int(bool(result.failed))))
+    if result.waiting:
+        typer.secho(result.waiting, fg=typer.colors.RED, err=True)
+    wrong = bool(result.failed or result.waiting)
+    raise typer.Exit({"interrupted": 130}.get(result.status, int(wrong)))
 
 
 def status(out: Path, as_json: bool) -> None:
@@ -134,6 +138,9 @@ def _problems(found: dict[str, Any]) -> list[str]:
             f"Results wait: {found['registry']['problem']} When the queue is full, frames are "
             "dropped and counted as 'disk full'. Make room; the run goes on by itself."
         )
+    for name, ranges in found["registry"]["uncertain"].items():
+        frames = ", ".join(f"{first}-{last}" for first, last in ranges)
+        lines.append(f"{name}: nobody knows whether the function took the frames {frames}.")
     lines += [f"{s['name']}: {s['message']}" for s in found["streams"] if s["message"]]
     return lines
 

@@ -13,7 +13,7 @@ reason:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 DROPPED, LOST, DISK_FULL = "dropped", "lost", "disk full"
@@ -99,6 +99,7 @@ class Account:
         counted: frames with a result; `missed` those without, by reason.
         repeated: entries that were handed in twice; `fenced` those of an old epoch.
         held: frames for whose results there was no room, not yet in the results.
+        faults: workers that died of it since its last result; `message` says of what.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Account:
     state: State = "running"
     message: str = ""
     held: Missed | None = None
+    faults: int = 0
 
     @property
     def over(self) -> bool:
@@ -147,6 +149,8 @@ class Account:
     def count(self, entry: Entry) -> list[Missed]:
         """Count the frames of an entry that was judged `counted`; what was missed before it."""
         missed = self._release()
+        if self.faults:
+            self.faults, self.message = 0, ""
         for part in entry.parts:
             missed += self._skip(part)
             self.position = part.number
@@ -159,6 +163,19 @@ class Account:
         first = self.held.first if self.held is not None else self.position + 1
         self.position = entry.parts[-1].number
         self.held = Missed(first, self.position, DISK_FULL)
+
+    def name_held(self) -> list[Missed]:
+        """Frames for whose results there was no room, if a row without a result names them."""
+        missed = self._release()
+        self._add(missed)
+        return missed
+
+    def described(self) -> dict[str, Any]:
+        """As values for JSON, with the frames in `held` among those missed."""
+        values = asdict(self)
+        if self.held is not None:
+            values["missed"][DISK_FULL] += len(self.held)
+        return {**values, "held": None}
 
     def end(self, last: int, state: State, message: str = "") -> list[Missed]:
         """No more entries: what was missed up to frame number `last`."""

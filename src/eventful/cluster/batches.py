@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from eventful.cluster.messages import in_words
 from eventful.cluster.sources import ModelSpec
 from eventful.errors import EventfulError, SnapshotError
 from eventful.live.groups import Group, Result
@@ -29,6 +30,26 @@ class _Member:
     picture: Size | None = None
     group: Size | None = None
     snapshot: bytes | None = None
+
+
+@dataclass
+class Stepped:
+    """What became of a step, by stream.
+
+    Attributes:
+        failed: why the frames of some streams cannot be used.
+        faults: errors that are not of the frames: this process cannot go on.
+    """
+
+    results: dict[str, Result] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+
+    def add(self, other: Stepped) -> None:
+        """Put another one to this."""
+        self.results |= other.results
+        self.failed |= other.failed
+        self.faults |= other.faults
 
 
 class Batches:
@@ -89,23 +110,25 @@ class Batches:
             return None
         return made if made is not None and len(made) <= most else None
 
-    def step(
-        self, pictures: Mapping[str, list[np.ndarray]]
-    ) -> tuple[dict[str, Result], dict[str, str]]:
-        """Step some streams; results, and why others have none."""
+    def step(self, pictures: Mapping[str, list[np.ndarray]]) -> Stepped:
+        """Step some streams."""
         due: dict[Size, dict[str, Prepared]] = {}
-        failed: dict[str, str] = {}
+        found = Stepped()
         for name, frames in pictures.items():
             try:
                 size, prepared = self._prepare(name, frames)
             except Exception as error:  # of this stream's frames
-                failed[name] = in_words(error)
+                found.failed[name] = in_words(error)
             else:
                 due.setdefault(size, {})[name] = prepared
-        results: dict[str, Result] = {}
-        for size, prepared_ones in due.items():
-            self._step(size, prepared_ones, results, failed)
-        return results, failed
+        for size, together in due.items():
+            own = Stepped()
+            self._step(size, together, own)
+            if len(together) > 1 and not own.results:
+                # So many streams are not bad at the same time: something is wrong with all of this.
+                own = Stepped(faults={**own.failed, **own.faults})
+            found.add(own)
+        return found
 
     def row(self, result: Result) -> dict[str, Any]:
         """A prediction as results have it."""
@@ -150,24 +173,16 @@ class Batches:
             group.close()
             del self._groups[size]
 
-    def _step(
-        self,
-        size: Size,
-        prepared: Mapping[str, Prepared],
-        results: dict[str, Result],
-        failed: dict[str, str],
-    ) -> None:
+    def _step(self, size: Size, prepared: Mapping[str, Prepared], found: Stepped) -> None:
         """Step the streams of one size. If that fails, find out which of them is at fault."""
         try:
-            results.update(self._groups[size].step(prepared))
+            found.results.update(self._groups[size].step(prepared))
         except Exception as error:
-            if len(prepared) == 1:
-                failed[next(iter(prepared))] = in_words(error)
+            if len(prepared) > 1:
+                for name, row in prepared.items():
+                    self._step(size, {name: row}, found)
                 return
-            for name, row in prepared.items():
-                self._step(size, {name: row}, results, failed)
-
-
-def in_words(error: Exception) -> str:
-    """An error as a user reads it."""
-    return str(error) if isinstance(error, EventfulError) else f"{type(error).__name__}: {error}"
+            # What is said of frames is of this stream. Anything else may be the fault of the
+            # process: after an error of CUDA every call fails.
+            table = found.failed if isinstance(error, EventfulError) else found.faults
+            table[next(iter(prepared))] = in_words(error)

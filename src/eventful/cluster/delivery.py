@@ -10,15 +10,24 @@ import importlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from eventful import files
+from eventful.cluster.messages import scrubbed
 from eventful.cluster.store import Row
 from eventful.errors import ConfigError
-from eventful.pipeline.results import LINES, ResultWriter, end_of, last_frames, open_results
+from eventful.pipeline.results import (
+    LINES,
+    PARTS,
+    ResultWriter,
+    check_format,
+    end_of,
+    last_frames,
+    open_results,
+)
 from eventful.pipeline.settings import Format
 
 CALLING = "calling.json"
@@ -67,24 +76,31 @@ class FileDelivery(Delivery):
         if form == "parquet":
             self.batch, self.patience = 4096, 60.0  # each batch is a file
         self._writer: ResultWriter | None = None
+        self._inode = 0
 
     def open(self, place: int | None) -> None:
         """See `Delivery`."""
-        self.delivered = last_frames(self._folder, self._form, place or 0)
-        self.place = end_of(self._folder, self._form)
+        behind, self.place = place or 0, end_of(self._folder, self._form)
+        # Shorter than the place: somebody emptied it, or moved it away, and all in it is new.
+        behind = behind if behind <= self.place else 0
+        self.delivered = last_frames(self._folder, self._form, behind)
+        self.place = end_of(self._folder, self._form)  # half a line was cut off
 
     def write(self, rows: Sequence[Row]) -> None:
         """See `Delivery`."""
+        self._follow()
+        self._take_back()  # of an attempt that could not be taken back then
         try:
             if self._writer is None:
                 self._writer = open_results(self._folder, self._form)
+                self._inode = _inode(self._writer.path)
             for row in rows:
                 self._writer.write(row, {})
             if self._form == "parquet":
                 self._writer.close()  # nothing of a batch is held in memory
-            _sync(self._writer.path)
-        except OSError:
-            self._roll_back()
+            _sync([*self._parts(), self._writer.path])
+        except Exception:
+            self._give_up()
             raise
         self.place = end_of(self._folder, self._form)
 
@@ -94,15 +110,38 @@ class FileDelivery(Delivery):
             self._writer.close()
             self._writer = None
 
-    def _roll_back(self) -> None:
-        """Half of a chunk is taken back."""
+    def _follow(self) -> None:
+        """Begin a new file where the old one was moved away, as by logrotate, or emptied."""
+        writer = self._writer if self._form == "jsonl" else None
+        if writer is not None and _inode(writer.path) != self._inode:
+            self.close()
+            self.place = end_of(self._folder, self._form)
+        self.place = min(self.place, end_of(self._folder, self._form))
+
+    def _give_up(self) -> None:
+        """Forget half of a chunk."""
         writer, self._writer = self._writer, None
-        if writer is not None:
-            with suppress(OSError):
+        with suppress(OSError):
+            # A writer of Parquet has rows in memory, which it would write when it is closed.
+            if writer is not None and self._form == "jsonl":
                 writer.close()
+        with suppress(OSError):
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """Delete what lies behind the place."""
+        for part in self._parts():
+            part.unlink()
         lines = self._folder / LINES
-        if self._form == "jsonl" and lines.is_file():
+        if self._form == "jsonl" and lines.is_file() and lines.stat().st_size > self.place:
             os.truncate(lines, self.place)
+
+    def _parts(self) -> list[Path]:
+        """Files of Parquet behind the place."""
+        if self._form != "parquet":
+            return []
+        found = (self._folder / PARTS["parquet"]).glob("part-*.parquet")
+        return [path for path in found if _number(path) > self.place]
 
 
 class CallDelivery(Delivery):
@@ -143,22 +182,38 @@ class CallDelivery(Delivery):
         self._write_note(number, frames, returned=False)
         try:
             self._call(list(rows))
-        except Exception as error:  # of the user's code: tell it, and try again
-            self._write_note(self.place, {}, returned=True)
-            raise DeliveryError(f"{self._spec} raised {type(error).__name__}: {error}") from error
-        self._write_note(number, frames, returned=True)
+        except Exception as error:  # of the user's code: report it, and try again
+            with suppress(OSError):
+                self._write_note(self.place, {}, returned=True)
+            what = scrubbed(f"{self._spec} raised {type(error).__name__}: {error}")
+            raise DeliveryError(what) from error
+        # From here on the rows are not given again, also where the note cannot be written. A crash
+        # then finds the first note, and calls them uncertain.
         self.place = number
+        with suppress(OSError):
+            self._write_note(number, frames, returned=True)
 
     def _write_note(self, number: int, frames: dict[str, list[int]], *, returned: bool) -> None:
         note = {"number": number, "frames": frames, "returned": returned}
         files.write_json(self._note, note, indent=None, durable=True)
 
 
-def _sync(path: Path) -> None:
-    """Wait until a file, or a folder and its newest file, is on the disk."""
-    newest = sorted(path.glob("part-*"))[-1:] if path.is_dir() else []
-    for each in (*newest, path):
-        number = os.open(each, os.O_RDONLY)
+def _number(part: Path) -> int:
+    return int(part.stem.partition("-")[2])
+
+
+def _inode(path: Path) -> int:
+    """What tells a file from another one of its name; 0 if it is not there."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return 0
+
+
+def _sync(paths: Iterable[Path]) -> None:
+    """Wait until files and folders are on the disk."""
+    for path in paths:
+        number = os.open(path, os.O_RDONLY)
         try:
             os.fsync(number)
         finally:
@@ -174,8 +229,9 @@ def find_function(spec: str) -> Callable[[list[Row]], Any]:
     module, mark, name = spec.partition(":")
     try:
         found = getattr(importlib.import_module(module), name) if mark and module else None
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{spec}: {error}. Write module.path:function.") from None
+    except Exception as error:  # whatever the module does when it is imported
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{spec}: {what}. Write module.path:function.") from None
     if not callable(found):
         raise ConfigError(f"{spec} is no function. Write module.path:function.")
     return found
@@ -187,4 +243,5 @@ def open_delivery(to: str, folder: Path, state: Path) -> Delivery:
         return CallDelivery(to, state)
     if to not in ("jsonl", "parquet"):
         raise ConfigError(f"Results go to jsonl, parquet or module.path:function, not {to!r}.")
+    check_format("jsonl" if to == "jsonl" else "parquet", None)
     return FileDelivery(folder, "jsonl" if to == "jsonl" else "parquet")

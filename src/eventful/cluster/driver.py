@@ -9,12 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from eventful.cluster.accounts import Account, Lease, State
+from eventful.cluster.endings import Endings
 from eventful.cluster.events import Events
 from eventful.cluster.links import Engine, Link, LinkError
+from eventful.cluster.messages import scrubbed
 from eventful.cluster.placement import Move, Placement
 from eventful.cluster.rates import Rates
 from eventful.cluster.reader import Order
@@ -28,6 +31,7 @@ from eventful.pipeline.sources import SourceName
 
 _CALL = 10.0  # seconds for an answer to a call
 _RELEASE = 3.0  # seconds for a worker to hand in what it has of a stream that moves
+_END = 20.0  # seconds for a registry that is started again to come back at the end
 _REVIVE = 3.0  # seconds between two attempts
 _RETRY = 30.0  # seconds until a camera that was given up is opened again
 
@@ -53,13 +57,18 @@ class Driver:
         spec = plan.cluster
         self.placement = Placement(spec.limits)
         self.rates = Rates()
-        self.restarts = Restarts(self, Snapshots(Path(state) / "snapshots"))
+        self.snapshots = Snapshots(Path(state) / "snapshots")
+        self.restarts = Restarts(self, self.snapshots)
+        self.endings = Endings(self)
         self.accounts: dict[str, Account] = {}
         self.sources: dict[str, SourceName] = {}
         self.problems: dict[str, str] = {}  # by stream
-        self._touched: dict[str, float] = {}  # when something was last done about a stream
+        self.touched: dict[str, float] = {}  # when something was last done about a stream
         self._retry: dict[str, float] = {}
-        self._idle: dict[str, float] = {}  # by ended stream: moment since which nothing happens
+        self._read: dict[
+            str, int
+        ] = {}  # last frame of a stream that a reader is known to have read
+        self._uncertain: dict[str, Any] = {}
         limit = (out, state, spec.results, spec.queue)
         engine.start("registry", REGISTRY, *limit)
         self.registry = Watch(REGISTRY, "describe", spec.deadline, spec.start_deadline)
@@ -85,9 +94,8 @@ class Driver:
 
     @property
     def complete(self) -> bool:
-        """Whether every stream of the plan is over."""
-        known = [self.accounts.get(spec.name) for spec in self.plan.streams]
-        return bool(known) and all(each is not None and each.over for each in known)
+        """Whether every stream of the plan is over, and every result has arrived."""
+        return self.endings.complete
 
     def turn(self) -> None:
         """Look at everything, and do what is due; a process that does not answer is left for now.
@@ -102,13 +110,12 @@ class Driver:
             return
         self._read_accounts()
         self.rates.read(self, now)
-        steps = (self._match_plan, self._readers, self._workers, self._ends, self._balance)
+        steps = (self._match_plan, self._readers, self._workers, self.endings.turn, self._balance,
+                 self.restarts.turn)  # fmt: skip
         for step in steps:
             # The next turn tries again; a stream may have ended in the meantime.
             with suppress(LinkError, StreamNameError):
                 step(now)
-        with suppress(LinkError):
-            self.restarts.turn(now)
 
     def stop(self) -> None:
         """End everything in order: no frame, then no result is left behind."""
@@ -118,10 +125,26 @@ class Driver:
         for name in self.readers:
             with suppress(LinkError):
                 self.engine.find(name).send("stop").get(_CALL)
-        with suppress(LinkError):
-            self.registry.answer = self.call(REGISTRY, "describe")
-            self._read_accounts()
-            self.engine.find(REGISTRY).send("close").get(2 * _CALL)
+        self.registry.answer = self._closed()
+        self.registry.asked = self._clock()
+        self.touched.clear()  # what the registry says now is the last word of every account
+        self._read_accounts()
+        for name, account in self.accounts.items():
+            if account.over:  # a worker may have written one more as the stream ended
+                self.snapshots.delete(name)
+
+    def _closed(self) -> dict[str, Any]:
+        """What the registry says when it has delivered what it can; it may be on its way back."""
+        end = time.monotonic() + _END
+        while True:
+            try:
+                answer = self.engine.find(REGISTRY).send("close").get(2 * _CALL)
+                return dict(answer)
+            except LinkError as error:
+                if time.monotonic() > end:
+                    problem = f"The registry did not answer at the end ({error})."
+                    return {**self.registry.answer, "problem": problem}
+                time.sleep(0.3)
 
     def call(self, name: str, method: str, *args: Any) -> Any:
         """Call a process, and wait for its answer."""
@@ -173,7 +196,7 @@ class Driver:
         life = watch.turn(link, now)
         again, before = self._fates[watch.name]
         if watch.dead and not watch.started:
-            raise RunError(f"{watch.name} cannot start: {watch.dead}")
+            raise RunError(f"{watch.name} cannot start: {scrubbed(watch.dead)}")
         if watch.dead and now - self._revived.get(watch.name, float("-inf")) > _REVIVE:
             self._revived[watch.name] = now
             self.engine.revive(watch.name)
@@ -193,21 +216,30 @@ class Driver:
     def _read_accounts(self) -> None:
         answer = self.registry.answer
         for values in answer.get("accounts", ()):
-            if self._touched.get(values["name"], float("-inf")) < self.registry.asked:
-                self.accounts[values["name"]] = Account(**{**values, "held": None})
+            name = values["name"]
+            if self.touched.get(name, float("-inf")) < self.registry.asked:
+                account = Account(**values)
+                if account.faults > (self.accounts[name].faults if name in self.accounts else 0):
+                    self.events.note("a worker died", stream=name, message=account.message)
+                self.accounts[name] = account
+        for name, ranges in answer.get("uncertain", {}).items():
+            for first, last in ranges[len(self._uncertain.get(name, ())) :]:
+                self.events.note("uncertain", stream=name, first=first, last=last)
+        self._uncertain = answer.get("uncertain", {})
 
     def _lease(self, stream: str, *, worker: str | None = None, reader: str | None = None) -> Lease:
         lease: Lease = self.call(REGISTRY, "lease", stream, worker, reader)
         account = self.accounts[stream]
         account.epoch, account.position = lease.epoch, lease.after
         account.worker, account.reader = lease.worker, lease.reader
-        self._touched[stream] = self._clock()
+        self.touched[stream] = self._clock()
         return lease
 
-    def _end(self, stream: str, last: int, state: State, message: str = "") -> None:
+    def end(self, stream: str, last: int, state: State, message: str = "") -> None:
+        """Close the account of a stream, and let go of it everywhere."""
         self.call(REGISTRY, "end", stream, last, state, message)
         account = self.accounts[stream]
-        self._touched[stream] = self._clock()
+        self.touched[stream] = self._clock()
         if account.worker in self.workers:
             with suppress(LinkError):
                 self.engine.find(account.worker).send("drop", stream, 1 << 62)
@@ -216,21 +248,36 @@ class Driver:
                 self.engine.find(account.reader).send("close", stream)
         account.state, account.message, account.worker = state, message, ""
         self.placement.forget(stream)
+        self.snapshots.delete(stream)
         self.events.note(state, stream=stream, **({"message": message} if message else {}))
 
     def _match_plan(self, now: float) -> None:
         """Streams that were added to the plan, or taken out of it."""
         wanted = {spec.name: spec for spec in self.plan.streams}
-        for name, spec in wanted.items():
-            account = self.accounts.get(name)
-            if account is None or account.state == "removed" or name not in self.sources:
-                self._add(spec)
+        self.problems = {name: text for name, text in self.problems.items() if name in wanted}
         for name, account in list(self.accounts.items()):
-            if name not in wanted and not account.over:
-                last = self.reader_state(name).get("last", account.position)
-                self._end(name, max(last, account.position), "removed")
-                self.sources.pop(name, None)
-                self.problems.pop(name, None)
+            if name not in wanted and account.state != "removed":
+                self._leave(name, account)
+        for name, spec in wanted.items():
+            known = self.accounts.get(name)
+            if known is None or known.state == "removed" or name not in self.sources:
+                self._add(spec)
+
+    def _leave(self, name: str, account: Account) -> None:
+        """Let go of a stream: it may come back, also one that has ended or failed."""
+        self.sources.pop(name, None)
+        if account.over:
+            self.call(REGISTRY, "forget", name)
+            account.state = "removed"
+            self.touched[name] = self._clock()
+            return
+        if account.reader in self.readers:
+            with suppress(LinkError):
+                self._note_read(name, self.call(account.reader, "close", name))
+        self.end(name, max(self._read.get(name, -1), account.position), "removed")
+
+    def _note_read(self, name: str, last: int) -> None:
+        self._read[name] = max(last, self._read.get(name, -1))
 
     def _add(self, spec: StreamSpec) -> None:
         if spec.name not in self.sources:
@@ -244,13 +291,15 @@ class Driver:
         source = self.sources[spec.name]
         self.problems.pop(spec.name, None)
         values = self.call(REGISTRY, "add", spec.name, source.name, spec.every(source))
-        self.accounts[spec.name] = Account(**{**values, "held": None})
-        self._touched[spec.name] = self._clock()
+        self.accounts[spec.name] = Account(**values)
+        self.touched[spec.name] = self._clock()
         self.events.note("added", stream=spec.name)
 
     def _readers(self, now: float) -> None:
         """Every stream is read by a reader that is up."""
         up = [name for name, watch in self.readers.items() if watch.life == "up"]
+        for name in up:
+            self._let_go(name, self.readers[name])
         for account in list(self.accounts.values()):
             name = account.name
             if account.over or name not in self.sources or not up:
@@ -258,10 +307,23 @@ class Driver:
             watch = self.readers.get(account.reader)
             if watch is None:  # of a plan with more readers, or new
                 self._open(name, min(up, key=self._read_by))
-            elif watch.life == "up" and watch.asked > self._touched.get(name, 0.0):
+            elif watch.life == "up" and watch.asked > self.touched.get(name, 0.0):
                 state = watch.answer["streams"].get(name)
                 if state is None or self._given_up(name, state, now):
                     self._open(name, account.reader)
+
+    def _let_go(self, reader: str, watch: Watch) -> None:
+        """A reader reads nothing that is over, as a stream that a worker gave up."""
+        for name, state in watch.answer["streams"].items():
+            account = self.accounts.get(name)
+            if account is None or watch.asked <= self.touched.get(name, float("-inf")):
+                continue
+            if account.over or account.reader != reader:
+                self.engine.find(reader).send("close", name)
+            else:
+                self._note_read(name, state["last"])
+            if account.over:
+                self.snapshots.delete(name)
 
     def _read_by(self, reader: str) -> tuple[int, str]:
         return sum(a.reader == reader and not a.over for a in self.accounts.values()), reader
@@ -286,7 +348,10 @@ class Driver:
             account.worker = ""
         lease = self._lease(name, worker=account.worker, reader=reader)
         order = Order(self.sources[name], spec.rate, spec.loop)
-        self.engine.find(reader).send("open", lease, order)
+        after = lease.after
+        if order.counts_on:  # what a reader read before it died was seen, and is missing
+            after = max(after, self._read.get(name, -1))
+        self.engine.find(reader).send("open", replace(lease, after=after), order)
         if lease.worker:
             self.engine.find(lease.worker).send("lease", lease, None)
 
@@ -312,14 +377,16 @@ class Driver:
         holds = watch.answer["streams"]
         for stream in self.streams_of(name):
             account = self.accounts[stream]
-            if self._touched.get(stream, 0.0) >= min(watch.asked, self.registry.asked):
+            if self.touched.get(stream, 0.0) >= min(watch.asked, self.registry.asked):
                 continue
             epoch = holds.get(stream, {}).get("epoch", -1)
             if epoch > account.epoch:  # the registry forgot a lease when it died
                 lease = self._lease(stream)
             elif epoch < account.epoch:
                 lease = account.lease()
-                self._touched[stream] = self._clock()
+                self.touched[stream] = self._clock()
+            elif holds[stream]["paused"]:  # it was to move, and the registry did not answer
+                lease = self._lease(stream)
             else:
                 continue
             self.engine.find(name).send("lease", lease, None)
@@ -327,33 +394,6 @@ class Driver:
             found = self.accounts.get(stream)
             if found is not None and found.worker != name:
                 self.engine.find(name).send("drop", stream, found.epoch)
-
-    def _ends(self, now: float) -> None:
-        """Close the accounts of sources that have ended, when their last results are in."""
-        for account in list(self.accounts.values()):
-            name = account.name
-            state = {} if account.over else self.reader_state(name)
-            over = state.get("status") in ("ended", "dead")
-            if not over or (state["status"] == "dead" and self.sources[name].live):
-                self._idle.pop(name, None)
-                continue
-            if min(self.registry.asked, self.readers[account.reader].asked) <= self._touched[name]:
-                continue
-            if account.position >= state["last"] or self._is_idle(account, state, now):
-                message = state["message"]
-                self._end(name, state["last"], "failed" if message else "ended", message)
-                self._idle.pop(name, None)
-
-    def _is_idle(self, account: Account, state: dict[str, Any], now: float) -> bool:
-        """Whether nothing more will come of a source that has ended."""
-        watch = self.workers.get(account.worker)
-        if account.every or watch is None or watch.life != "up" or state["handed"] < state["last"]:
-            self._idle.pop(account.name, None)
-            return False
-        if watch.answer["streams"].get(account.name, {}).get("busy", True):
-            self._idle.pop(account.name, None)
-            return False
-        return now - self._idle.setdefault(account.name, now) > 1.0
 
     def _balance(self, now: float) -> None:
         if self.restarts.going:

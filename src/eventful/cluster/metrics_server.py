@@ -22,12 +22,12 @@ class MetricsServer:
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
-        if not port.isdigit():
+        if not (port.isascii() and port.isdigit() and int(port) < 65536):
             raise ConfigError(f"--metrics is PORT or HOST:PORT, not {address!r}.")
         self.text = ""
         try:
             self._server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), self._handler())
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise ConfigError(f"--metrics {address}: {error}. Choose another port.") from None
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from eventful.cluster.links import LinkDead, LinkDown, LinkFault, LinkLate
@@ -111,6 +112,8 @@ class RayEngine:
         quiet = {"logging_level": logging.ERROR, "namespace": space}
         cpus, gpus = (math.ceil(spec.workers * each) for each in (spec.cpus, spec.gpus))
         ray = connect(address or LOCAL, Local(cpus + 1, gpus or None, spec.object_store), **quiet)
+        if address is None:
+            _hide_token()
         self._node = ray.get_runtime_context().get_node_id()
 
     def find(self, name: str) -> RayLink:
@@ -151,6 +154,12 @@ class RayEngine:
     def stop(self) -> None:
         """See `links.Engine`."""
         load("ray").shutdown()
+
+
+def _hide_token() -> None:
+    """Ray writes its token for all users to read, and whoever has it runs code as this one."""
+    with suppress(OSError):
+        (Path.home() / ".ray" / "auth_token").chmod(0o600)
 
 
 def _last_line(text: str) -> str:

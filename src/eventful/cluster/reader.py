@@ -11,12 +11,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from eventful.cluster.accounts import Lease
+from eventful.cluster.messages import about
 from eventful.live.feed import Arrived, Feed, open_live
 from eventful.pipeline.sources import SourceName, open_source
 
@@ -31,6 +32,11 @@ class Order:
     source: SourceName = field(repr=False)
     rate: float | None = None
     loop: bool = False
+
+    @property
+    def counts_on(self) -> bool:
+        """Whether frames are numbered as they are read: no number is a place in the source."""
+        return self.loop or self.source.live
 
 
 @dataclass(frozen=True)
@@ -97,10 +103,10 @@ class Outlet:
 
     def state(self) -> dict[str, Any]:
         """As values for JSON."""
-        feed = self.feed
+        feed, source = self.feed, self._order.source
         return {
             "status": feed.status,
-            "message": feed.message,
+            "message": about(feed.message, source.address, source.name),
             "last": feed.index,
             "handed": self.handed,
             "arrived": feed.arrived,
@@ -160,18 +166,29 @@ class Reader:
         return {"pid": os.getpid(), "started": self._started}
 
     def open(self, lease: Lease, order: Order) -> None:
-        """Read a stream behind `lease.after`; if it is read already, begin there anew."""
-        self.close(lease.stream)
+        """Read a stream behind `lease.after`; if it is read already, begin there anew.
+
+        A call that comes late, with a lease older than the one in force, changes nothing.
+        """
+        with self._changed:
+            known = self._outlets.get(lease.stream)
+            if known is not None and known.epoch > lease.epoch:
+                return
+        last = self.close(lease.stream)
+        if order.counts_on:
+            lease = replace(lease, after=max(lease.after, last))
         outlet = Outlet(lease, order, self._notify)
         with self._changed:
             self._outlets[lease.stream] = outlet
 
-    def close(self, stream: str) -> None:
-        """Stop reading a stream."""
+    def close(self, stream: str) -> int:
+        """Stop reading a stream; the number of the last frame that was read, -1 if none was."""
         with self._changed:
             outlet = self._outlets.pop(stream, None)
-        if outlet is not None:
-            outlet.feed.close()
+        if outlet is None:
+            return -1
+        outlet.feed.close()
+        return outlet.feed.index
 
     def take(self, wants: Mapping[str, Want], seconds: float) -> dict[str, Picked]:
         """A frame of each stream that has one; waits so long if none has."""

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from eventful.cluster.links import LinkError
 from eventful.cluster.snapshots import Snapshots
+from eventful.errors import StreamNameError
 
 if TYPE_CHECKING:
     from eventful.cluster.driver import Driver
 
 _RELEASE = 3.0  # seconds for a worker to hand in what it has of a stream
+_AGAIN = 15.0  # seconds after which a worker that did not end is killed once more
 
 
 class Restarts:
@@ -22,6 +24,7 @@ class Restarts:
         self._driver, self._snapshots = driver, snapshots
         self._waiting: deque[str] = deque()
         self._now: tuple[str, float] | None = None  # the one under way, and when it was started
+        self._killed = float("-inf")
 
     @property
     def going(self) -> bool:
@@ -44,6 +47,8 @@ class Restarts:
         if self._now is not None:
             name, started = self._now
             watch = driver.workers[name]
+            if watch.life == "up" and watch.started == started and now - self._killed > _AGAIN:
+                self._kill(name, now)  # the first one was not heard
             if watch.life != "up" or watch.started == started:
                 return
             self._now = None
@@ -54,17 +59,30 @@ class Restarts:
             self._restart(self._waiting.popleft(), now)
 
     def _restart(self, name: str, now: float) -> None:
-        """Empty a worker as far as others have room, then end it."""
+        """Empty a worker as far as others have room and all goes well, then end it."""
         driver = self._driver
         watch = driver.workers[name]
         self._now = name, watch.started
-        for move in driver.placement.rooms(driver.streams_of(name), driver.running()):
-            driver.move(move.stream, move.worker, f"{name} is started again")
-        for stream in driver.streams_of(name):  # those without room: they wait for it
-            with suppress(LinkError):
-                reply = driver.engine.find(name).send("release", stream, _RELEASE)
-                snapshot = reply.get(2 * _RELEASE)
-                if snapshot is not None:
-                    lease = driver.call("registry", "lease", stream, None, None)
-                    self._snapshots.write(stream, lease.after, snapshot)
-        driver.kill(watch, now)
+        try:
+            for move in driver.placement.rooms(driver.streams_of(name), driver.running()):
+                # One that does not answer, or a stream that has ended: the others move.
+                with suppress(LinkError, StreamNameError):
+                    driver.move(move.stream, move.worker, f"{name} is started again")
+            for stream in driver.streams_of(name):  # those without room: they wait for it
+                with suppress(LinkError, StreamNameError):
+                    self._keep(name, stream)
+        finally:
+            self._kill(name, now)
+
+    def _keep(self, name: str, stream: str) -> None:
+        """Write what a worker remembers of a stream, for the worker that comes in its place."""
+        driver = self._driver
+        snapshot = driver.engine.find(name).send("release", stream, _RELEASE).get(2 * _RELEASE)
+        if snapshot is not None:
+            lease = driver.call("registry", "lease", stream, None, None)
+            self._snapshots.write(stream, lease.after, snapshot)
+
+    def _kill(self, name: str, now: float) -> None:
+        self._killed = now
+        with suppress(LinkError):  # it is tried again
+            self._driver.kill(self._driver.workers[name], now)

@@ -6,20 +6,26 @@ and `remove` do that. It is the only place where addresses are kept.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from eventful import files
+from eventful.cluster.messages import about, shown
 from eventful.cluster.placement import Limits
-from eventful.errors import ConfigError, MissingFileError
+from eventful.errors import ConfigError, EventfulError, MissingFileError
 from eventful.live.groups import CHOICES
 from eventful.modelspec.size import Size, parse_size
+from eventful.paper.data import world as worlds
 from eventful.pipeline.sources import SourceName, find_sources
+from eventful.pipeline.subject import DTYPES
 
 Mode = Literal["latest", "every"]
 ENV = "env:"
@@ -52,8 +58,9 @@ class StreamSpec:
             )
         if self.mode not in (None, "latest", "every"):
             raise ConfigError(f"{self.name}: mode is latest or every, not {self.mode!r}.")
-        if self.rate is not None and not self.rate > 0:
+        if self.rate is not None and not 0 < self.rate < math.inf:
             raise ConfigError(f"{self.name}: rate is above 0, not {self.rate}.")
+        _check_text(self.name, self.source)
         if self.mode == "every" and (self.loop or self.rate is not None):
             raise ConfigError(f"{self.name}: mode every has no rate and no loop. Drop them.")
 
@@ -63,18 +70,26 @@ class StreamSpec:
         Raises:
             ConfigError: It names no source, or a variable that is not set, or more than one.
         """
-        text = self.source
+        text = self.source.strip()
         if text.startswith(ENV):
             variable = text.removeprefix(ENV)
-            text = os.environ.get(variable, "")
+            text = os.environ.get(variable, "").strip()  # from a file: with the end of its line
             if not text:
                 raise ConfigError(f"{self.name}: the variable {variable} is not set.")
-        found = find_sources([text])
+            _check_text(self.name, text)
+        try:
+            found = find_sources([text])
+        except (EventfulError, OSError, ValueError) as error:
+            raise ConfigError(f"{self.name}: {about(str(error), text, shown(text))}") from None
         if len(found) != 1:
             raise ConfigError(f"{self.name}: name one source; {found[0].name} is one of several.")
-        if self.mode == "every" and found[0].live:
+        source = found[0]
+        if self.mode == "every" and source.live:
             raise ConfigError(f"{self.name}: every frame of a camera cannot be kept: mode latest.")
-        return found[0]
+        path = not (source.live or source.listed or text.startswith(worlds.PREFIX))
+        if path:  # or an address that was mistyped
+            source = replace(source, name=shown(text))
+        return source
 
     def every(self, source: SourceName) -> bool:
         """Whether every frame is wanted."""
@@ -101,6 +116,15 @@ class ModelSpec:
             raise ConfigError(f"There is no preset {self.preset!r}: {', '.join(CHOICES)}.")
         if self.share is not None and not 0 < self.share <= 1:
             raise ConfigError(f"share is above 0 and at most 1, not {self.share}.")
+        if not 0 <= self.score <= 1:
+            raise ConfigError(f"score is from 0 to 1, not {self.score}.")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype is {', '.join(DTYPES)}, not {self.dtype!r}.")
+        try:
+            torch.device(self.device)  # whether it is there, the workers know
+        except RuntimeError:
+            what = f"device is cpu, cuda or cuda:0, not {self.device!r}."
+            raise ConfigError(what) from None
 
 
 @dataclass(frozen=True)
@@ -139,6 +163,9 @@ class ClusterSpec:
         for name in ("deadline", "start_deadline"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is above 0 seconds, not {getattr(self, name)}.")
+        for name in ("cpus", "gpus", "snapshot_every", "snapshot_bytes", "object_store"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is at least 0, not {getattr(self, name)}.")
 
 
 @dataclass(frozen=True)
@@ -156,11 +183,7 @@ def read_plan(path: Path) -> Plan:
         MissingFileError: It is not there.
         ConfigError: It cannot be used; the message says where.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise MissingFileError(f"{path} is not there. docs/cluster.md shows one.") from None
-    return _plan(text, path)
+    return _plan(_read(path), path)
 
 
 def add_stream(path: Path, spec: StreamSpec) -> None:
@@ -169,7 +192,7 @@ def add_stream(path: Path, spec: StreamSpec) -> None:
     Raises:
         ConfigError: There is one of this name.
     """
-    text = path.read_text(encoding="utf-8")
+    text = _read(path)
     if any(each.name == spec.name for each in _plan(text, path).streams):
         raise ConfigError(f"{path} has a stream {spec.name!r}. Remove it first.")
     lines = ["", "[[stream]]"]
@@ -186,7 +209,7 @@ def remove_stream(path: Path, name: str) -> None:
     Raises:
         ConfigError: There is none of this name, or the text around it cannot be understood.
     """
-    text = path.read_text(encoding="utf-8")
+    text = _read(path)
     before = _plan(text, path)
     kept = tuple(each for each in before.streams if each.name != name)
     if len(kept) == len(before.streams):
@@ -202,6 +225,16 @@ def remove_stream(path: Path, name: str) -> None:
             _replace(path, text)
             return
     raise ConfigError(f"{path} cannot be changed by this command. Delete {name!r} by hand.")
+
+
+def _read(path: Path) -> str:
+    """The text of a plan."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise MissingFileError(f"{path} is not there. docs/cluster.md shows one.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from None
 
 
 def _plan(text: str, path: Path) -> Plan:
@@ -226,8 +259,8 @@ def _plan(text: str, path: Path) -> Plan:
 
 def _cluster(values: dict[str, Any], where: str, path: Path) -> ClusterSpec:
     """The values of `[cluster]`, which stand side by side, as the parts of a `ClusterSpec`."""
-    if isinstance(values.get("size"), str):
-        values["size"] = parse_size(values["size"])
+    if "size" in values:
+        values["size"] = _size(values["size"], where)
     parts: dict[str, Any] = {}
     for name, kind in (("model", ModelSpec), ("limits", Limits)):
         own = {f.name: values.pop(f.name) for f in fields(kind) if f.name in values}
@@ -238,8 +271,23 @@ def _cluster(values: dict[str, Any], where: str, path: Path) -> ClusterSpec:
     return _made(ClusterSpec, {**values, **parts}, where, path)
 
 
-def _made(kind: Any, values: Mapping[str, Any], where: str, path: Path) -> Any:
+def _size(value: Any, where: str) -> Size | None:
+    """A size as text, as a number, or as height and width."""
+    if not isinstance(value, str):
+        sides = value if isinstance(value, list) and len(value) == 2 else [value]
+        if not all(isinstance(side, int) and not isinstance(side, bool) for side in sides):
+            raise ConfigError(f'{where}: size is "480x640", 518 or "longest:518".')
+        value = "x".join(map(str, sides))
+    try:
+        return parse_size(value)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _made(kind: Any, values: Any, where: str, path: Path) -> Any:
     """An instance from values of the file, of which each is checked."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where}: write it as a table, with name = ... and source = ....")
     known = {f.name: f for f in fields(kind)}
     for name, value in values.items():
         if name not in known:
@@ -247,6 +295,8 @@ def _made(kind: Any, values: Mapping[str, Any], where: str, path: Path) -> Any:
         wanted = str(known[name].type)
         if not _fits(value, wanted):
             raise ConfigError(f"{where}: {name} is {wanted.replace(' | None', '')}.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{where}: {name} is a number, not {value}.")
     missing = [name for name in ("name", "source") if name in known and name not in values]
     if missing:
         raise ConfigError(f"{where}: {missing[0]} is missing.")
@@ -279,9 +329,20 @@ def _toml(value: str | float | bool) -> str:
     return repr(value)
 
 
+def _check_text(name: str, text: str) -> None:
+    """Raise for a source that cannot be written to a file or a terminal."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name}: the source is not UTF-8. Rename the file.") from None
+
+
 def _replace(path: Path, text: str) -> None:
     """Write a file whole or not at all, with the permissions that it had: it may hold passwords."""
-    mode = path.stat().st_mode
-    with files.replacing(path, durable=True) as partial:
-        partial.touch(mode & 0o777)
-        partial.write_text(text, encoding="utf-8")
+    try:
+        mode = path.stat().st_mode
+        with files.replacing(path, durable=True) as partial:
+            partial.touch(mode & 0o777)
+            partial.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}.") from None

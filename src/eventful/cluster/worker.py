@@ -19,6 +19,7 @@ import torch
 from eventful.cluster.accounts import Entry, Lease, Part, Verdict
 from eventful.cluster.batches import Batches
 from eventful.cluster.links import LinkError, LinkLate, Links, Reply
+from eventful.cluster.messages import in_words
 from eventful.cluster.outbox import MOST, Outbox
 from eventful.cluster.reader import Picked, Want
 from eventful.cluster.snapshots import Snapshots
@@ -31,6 +32,8 @@ REGISTRY = "registry"
 _WAIT = 0.1  # seconds that a reader waits for a frame
 _AHEAD = 32  # results of a stream of which every frame is wanted that may wait
 _LATE = 5.0  # seconds after which a reader is asked again
+_FAILURES = 5  # turns in turn that fail; then the process ends
+_FAREWELL = 3.0  # seconds to hand in results, and then to say why it ends
 _PATIENCE = 30.0  # seconds to wait for the registry at the start, again and again
 _SMOOTH = 0.1  # weight of a new step in the mean cost
 
@@ -42,12 +45,14 @@ class Held:
     Attributes:
         after: last frame that was taken.
         pending: frames of a step that is not whole yet.
+        paused: it takes no more frames, since it is about to be given back.
         cost: milliseconds of a frame, the mean of late.
     """
 
     lease: Lease
     after: int
     pending: list[Picked] = field(default_factory=list)
+    paused: bool = False
     cost: float | None = None
     steps: int = 0
     updated: float = 0.0
@@ -93,6 +98,7 @@ class Worker:
                 "tokens": held.tokens,
                 "updated": held.updated,
                 "latency": held.latency,
+                "paused": held.paused,
                 "busy": name in self._stepping or self._outbox.holds(name) > 0,
             }
             for name, held in list(self._held.items())
@@ -170,12 +176,17 @@ class Worker:
     # What follows runs in the worker's thread.
 
     def _run(self) -> None:
+        failures = 0
         while not self._stopped:
             self._alive = time.monotonic()
             try:
                 self._turn()
-            except Exception:  # a fault of ours: go on with the next frames
+                failures = 0
+            except Exception as error:  # a fault of ours: go on with the next frames
                 _log.exception("a turn of %s failed", self.name)
+                failures += 1
+                if failures >= _FAILURES:
+                    self._fault([], in_words(error))
                 time.sleep(0.5)
 
     def _turn(self) -> None:
@@ -203,7 +214,7 @@ class Worker:
         for name, held in self._held.items():
             # A source that waits is not read further than its results can be handed in.
             ahead = held.lease.every and self._outbox.holds(name) >= _AHEAD
-            if held.lease.reader and not ahead:
+            if held.lease.reader and not held.paused and not ahead:
                 want = Want(held.lease.epoch, held.after)
                 wants.setdefault(held.lease.reader, {})[name] = want
         for reader, own in wants.items():
@@ -263,9 +274,10 @@ class Worker:
         self._stepping = set(due)
         for name in due:
             self._held[name].pending = []
-        results, failed = self._batches.step(
+        found = self._batches.step(
             {name: [frame.picture for frame in own] for name, own in frames.items()}
         )
+        results = found.results
         took = time.monotonic() - began
         operations = sum(result.numbers.operations for result in results.values())
         for name, result in results.items():
@@ -276,8 +288,10 @@ class Worker:
             parts = tuple(Part(frame.behind, frame.number, frame.earlier) for frame in own)
             row = {"seconds": own[-1].seconds, **self._batches.row(result)}
             self._outbox.add(Entry(name, held.lease.epoch, parts, row))
-        for name, message in failed.items():
+        for name, message in found.failed.items():
             self._fail(name, message)
+        if found.faults:
+            self._fault(list(found.faults), next(iter(found.faults.values())))
         self._stepping = set()
         self._steps += 1
         self._frames += len(results)
@@ -296,7 +310,23 @@ class Worker:
         held = self._held.pop(name)
         self._batches.leave(name)
         with suppress(LinkError):
-            self._links.find(REGISTRY).send("end", name, held.after, "failed", message)
+            end = "end", name, held.after, "failed", message, held.lease.epoch
+            self._links.find(REGISTRY).send(*end)
+
+    def _fault(self, names: list[str], message: str) -> None:
+        """End this process: other workers, or the next one of this name, take its streams.
+
+        Args:
+            names: streams that may be the cause.
+        """
+        end = time.monotonic() + _FAREWELL
+        while len(self._outbox) and time.monotonic() < end:
+            self._outbox.turn()
+            time.sleep(0.01)
+        _log.error("%s ends: %s", self.name, message)
+        with suppress(LinkError):
+            self._links.find(REGISTRY).send("fault", names, message).get(_FAREWELL)
+        _die()
 
     def _judged(self, entry: Entry, verdict: Verdict, position: int) -> None:
         held = self._held.get(entry.stream)
@@ -325,7 +355,7 @@ class Worker:
         """Take no more frames of a stream; what was taken is handed in."""
         held = self._held.get(stream)
         if held is not None:
-            held.lease = Lease(stream, held.lease.epoch, self.name, "", held.after, False)
+            held.paused = True
 
     def _give(self, stream: str) -> bytes | None:
         made = self._batches.snapshot(stream, self._spec.snapshot_bytes)
@@ -357,3 +387,8 @@ class Worker:
     def _asks(self, name: str) -> bool:
         """Whether a frame of a stream may be on its way here."""
         return any(name in wants for _, wants, _ in list(self._asked.values()))
+
+
+def _die() -> None:
+    """End this process: Ray starts it again."""
+    os._exit(1)
