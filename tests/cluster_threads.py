@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,10 +10,16 @@ from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from typing import Any
 
+from eventful.cluster import registry as registries
+from eventful.cluster import worker as workers
 from eventful.cluster.links import LinkDown, LinkLate
 from eventful.cluster.reader import Reader
 from eventful.cluster.registry import Registry
 from eventful.cluster.worker import Worker
+
+# In a process of its own a fault ends the process. Here it ends the thread alone, also that of a
+# worker that outlives its test.
+registries._die = workers._die = sys.exit
 
 
 class ThreadReply:
@@ -39,12 +46,18 @@ class ThreadLink:
     """One process: it may be killed, and made anew."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._make, self.generation = make, 0
+        self._make, self.generation, self._closed = make, 0, False
         self._begin()
 
     def _begin(self) -> None:
         self.pool = ThreadPoolExecutor(24)
-        self.made = self.pool.submit(self._make)
+        self.made = self.pool.submit(self._start)
+
+    def _start(self) -> Any:
+        mine, made = self.generation, self._make()
+        if self._closed or mine != self.generation:
+            made._stopped = True
+        return made
 
     def send(self, method: str, *args: Any) -> ThreadReply:
         mine, made = self.generation, self.made
@@ -56,11 +69,15 @@ class ThreadLink:
 
     def kill(self) -> None:
         """What it did so far counts; what it does from now on is heard by nobody."""
-        old = self.made
         self.generation += 1
+        self._end(30)
+        if not self._closed:
+            self._begin()
+
+    def _end(self, seconds: float) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
         with suppress(Exception):
-            process = old.result(30)
+            process = self.made.result(seconds)
             process._stopped = True  # a worker's thread ends, without handing in what it has
             if isinstance(process, Registry):
                 with process._changed:
@@ -71,10 +88,12 @@ class ThreadLink:
                 process._ledger.store.close()
             elif isinstance(process, Reader):
                 process.stop()
-        self._begin()
+            elif process._thread is not threading.current_thread():
+                process._thread.join(5)
 
     def close(self) -> None:
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        self._closed = True
+        self._end(5)
 
 
 class ThreadEngine:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from pathlib import Path
@@ -141,7 +140,6 @@ def mortal(monkeypatch) -> tuple[ThreadEngine, list[str]]:
             threading.Thread(target=engine.kill, args=(self.name,)).start()
 
     monkeypatch.setattr(Worker, "_fault", dying)
-    monkeypatch.setattr("eventful.cluster.worker._die", lambda: sys.exit(1))
     return engine, dead
 
 
