@@ -65,7 +65,11 @@ class ThreadLink:
         def call() -> Any:
             return getattr(made.result(), method)(*args)
 
-        return ThreadReply(self.pool.submit(call), lambda: self.generation == mine)
+        try:
+            future = self.pool.submit(call)
+        except RuntimeError as error:  # killed at this moment
+            raise LinkDown("it was killed") from error
+        return ThreadReply(future, lambda: self.generation == mine)
 
     def kill(self) -> None:
         """What it did so far counts; what it does from now on is heard by nobody."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import eventful
 from eventful.errors import MissingDependencyError
 from eventful.surgery import libraries, torchvision_repair
 
@@ -157,3 +159,31 @@ def test_timm_imports_after_eventful_beside_the_installed_torchvision() -> None:
 
 def test_timm_loads_beside_the_installed_torchvision() -> None:
     assert libraries.load("timm.layers").PatchEmbed
+
+
+_CTRL_C = """
+import gc, signal, torch
+from eventful.bench import dense
+example = torch.rand(1, 4)
+runs = [dense._openvino(torch.nn.Linear(4, 4).eval(), example, "f32") for _ in range(2)]
+while runs:
+    runs.pop(0)(example)
+    gc.collect()
+signal.signal(signal.SIGINT, lambda *_: print("handled", flush=True))
+signal.raise_signal(signal.SIGINT)
+"""
+
+
+def test_a_signal_after_openvino_was_used_reaches_its_handler():
+    """Cores of OpenVINO that end in the order of their beginning leave a stack that is gone."""
+    pytest.importorskip("openvino")
+    done = subprocess.run(
+        [sys.executable, "-c", _CTRL_C], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
+
+
+def test_there_is_one_core_of_openvino():
+    source = Path(eventful.__file__).parent
+    uses = [path.name for path in source.rglob("*.py") if re.search(r"\.Core\(", path.read_text())]
+    assert uses == ["libraries.py"]

@@ -197,8 +197,8 @@ def _graphed(model: Callable[[Tensor], Any], example: Tensor) -> Forward:
 
 def _openvino_precisions(dtype: torch.dtype) -> list[str]:
     """Precisions OpenVINO supports here, none finer than the row's own."""
-    ov: Any = libraries.load("openvino")
-    native = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    core = libraries.openvino_core()
+    native = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return ["f32"] * (dtype == torch.float32) + ["bf16"] * native
 
 
@@ -213,7 +213,7 @@ def _openvino(model: nn.Module, example: Tensor, hint: str) -> Forward:
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
     }
-    ready = ov.compile_model(traced, "CPU", options)
+    ready = libraries.openvino_core().compile_model(traced, "CPU", options)
 
     def run(frame: Tensor) -> Tensor:
         return torch.from_numpy(ready([frame.float().numpy()])[0]).to(frame.dtype)

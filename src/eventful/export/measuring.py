@@ -25,7 +25,7 @@ from eventful.export.writing import export
 from eventful.policies import TopR
 from eventful.stream import Stream
 from eventful.surgery.conversion import convert
-from eventful.surgery.libraries import load
+from eventful.surgery.libraries import load, openvino_core
 
 Tick = Callable[[str, int, int], None]
 Dense = Callable[[Tensor], Tensor]
@@ -277,7 +277,7 @@ def _in_openvino(path: Path, way: Way, threads: int) -> Dense:
     from eventful.export.openvino import compress
     from eventful.export.runtimes.openvino import infer
 
-    core: Any = load("openvino").Core()
+    core = openvino_core()
     model = core.read_model(str(path))
     if way.precision == "int8":
         compress(model)

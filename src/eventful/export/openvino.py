@@ -9,7 +9,7 @@ from typing import Any
 
 from eventful.export import onnx as onnx_graphs
 from eventful.export.manifest import StateEntry
-from eventful.surgery.libraries import load
+from eventful.surgery.libraries import load, openvino_core
 
 INDEX = "write."  # begins the names of outputs that say where rows are written
 
@@ -46,7 +46,7 @@ class OpenVinoWriter:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                model = ov.Core().read_model(str(temporary))
+                model = openvino_core().read_model(str(temporary))
             rank_stably(model)
             if any(one.input in plan.inputs for one in self.state):
                 return_rows(model, self.state)

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from eventful import extras
 from eventful.errors import MissingDependencyError
@@ -24,6 +26,7 @@ __all__ = [
     "folder",
     "install_command",
     "load",
+    "openvino_core",
     "repair_torchvision",
 ]
 
@@ -48,6 +51,17 @@ def load(name: str) -> ModuleType:
     if name.partition(".")[0] in _USES_TORCHVISION:
         repair_torchvision()
     return extras.require(name)
+
+
+@cache
+def openvino_core() -> Any:
+    """The core of OpenVINO, one for this process and as long as it.
+
+    Each core gives the thread a stack for signals, and puts back the one before when it ends. Of
+    two cores the first may end first. Then the second puts back a stack that is gone, and the next
+    ctrl-C is a segmentation fault.
+    """
+    return load("openvino").Core()
 
 
 def folder(library: str) -> Path:

@@ -20,7 +20,7 @@ from eventful.export.manifest import Manifest, StateEntry
 from eventful.export.openvino import INDEX, rows_name
 from eventful.export.pure import Numbers
 from eventful.export.runtimes.engine import EXTRA, Engine, Made, Memory, blank_state
-from eventful.surgery.libraries import load
+from eventful.surgery.libraries import load, openvino_core
 
 PRECISIONS = ("f32", "bf16", "f16")
 
@@ -43,13 +43,12 @@ class OpenVinoEngine(Engine):
         }  # fmt: skip
         if threads is not None:
             self.settings["INFERENCE_NUM_THREADS"] = threads
-        self._core: Any = load("openvino").Core()
         self._dense = self._open(manifest.dense, [one.name for one in manifest.written])
         every = [one.name for one in manifest.state]
         self._steps = {one.width: self._open(one.file, every) for one in manifest.steps}
 
     def _open(self, file: str, written: Iterable[str]) -> _Graph:
-        model = self._core.compile_model(str(self.folder / file), "CPU", self.settings)
+        model = openvino_core().compile_model(str(self.folder / file), "CPU", self.settings)
         graph = _Graph(model, self.manifest.state)
         lost = [name for name in written if name not in graph.writes]
         if lost:
