@@ -89,3 +89,20 @@ def full_precision():
     torch.backends.cudnn.allow_tf32 = False
     yield
     torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.fixture(scope="module")
+def without_openvino():
+    """As if OpenVINO were not installed: compiling each dense model for it takes seconds.
+
+    tests/test_bench.py has the tests of this dense path.
+    """
+    import importlib.util
+
+    def found(name, *rest):
+        return None if name == "openvino" else find(name, *rest)
+
+    find = importlib.util.find_spec
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", found)
+        yield

@@ -18,6 +18,8 @@ from eventful.cli import bench
 from eventful.cli.app import app
 from eventful.errors import ConfigError, UnsupportedError
 
+pytestmark = pytest.mark.usefixtures("without_openvino")
+
 ASKED = {
     "model", "preset", "r", "tokens", "batch", "device", "dtype", "dense_best_ms", "ms",
     "speedup", "macs_ratio", "peak_bytes", "state_bytes", "ms_pipelined", "dense_ms",

@@ -39,6 +39,8 @@ from eventful.errors import ConfigError, EventfulError
 from eventful.policies import GateContext
 from eventful.video.stress import DARKEST, DIMMING, KEY_EVERY, NAMES, StressClip, cursor_box
 
+pytestmark = pytest.mark.usefixtures("without_openvino")
+
 SIZE = (64, 96)
 FRAMES = 16
 

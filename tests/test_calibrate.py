@@ -39,6 +39,8 @@ from eventful.calibrate.thresholds import (
 )
 from eventful.errors import ConfigError, DataError, MissingFileError
 
+pytestmark = pytest.mark.usefixtures("without_openvino")
+
 SIZE = "64x96"
 USUAL = [
     *("default", "FollowScene(0.3)", "FollowScene(1.2)", "FollowScene(2.4)"),

@@ -15,6 +15,8 @@ from eventful.errors import ConfigError
 from eventful.paper.evaluate import experiment as experiments
 from eventful.paper.evaluate.variants import Variant
 
+pytestmark = pytest.mark.usefixtures("without_openvino")
+
 SMALL = """
 title = "Small runtimes"
 kind = "runtime"
