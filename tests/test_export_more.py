@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import eventful
-from eventful import TopR, ops
+from eventful import Threshold, TopR, ops
 from eventful.cli import main
 from eventful.errors import ArtefactError, ConfigError, UnsupportedError
 from eventful.export import Runtime, export, exportable
@@ -50,6 +50,16 @@ class TestOtherRuntimes:
                 ours.flush(), theirs.flush()
             assert_near(ours(frame), theirs(frame), "library", number)
             assert ours.last.flushed is theirs.last.flushed[0]
+
+    def test_slots_that_a_threshold_leaves_empty_write_nothing(self, made) -> None:
+        model, runtime = made
+        policy = Threshold(0.8)
+        assert_steps_agree(runtime, model, changing(11), policy)
+        stream, empty = runtime.stream(policy), 0
+        for frame in changing(11):
+            stream(frame)
+            empty += stream.last.width - stream.last.updated
+        assert empty > 0
 
     def test_interleaved_streams_equal_separate_ones(self, made) -> None:
         _, runtime = made

@@ -93,7 +93,7 @@ def return_rows(model: Any, state: Sequence[StateEntry]) -> None:
         if not _writes_rows(node, parameters[one.input]):
             continue
         index, rows = node.input_value(1), node.input_value(2)
-        maker = index.get_node().get_friendly_name()
+        maker = f"{index.get_node().get_friendly_name()}:{index.get_index()}"
         if maker not in places:
             places[maker] = f"{INDEX}{len(places)}"
             _add_result(model, ov, index, places[maker])

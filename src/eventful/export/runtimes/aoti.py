@@ -13,7 +13,7 @@ from torch import Tensor
 from eventful.errors import ArtefactError
 from eventful.export.manifest import Manifest
 from eventful.export.pure import Numbers
-from eventful.export.runtimes.engine import EXTRA, Engine, Made, Memory, blank_state
+from eventful.export.runtimes.engine import EXTRA, Engine, Made, Memory
 
 
 class AotiEngine(Engine):
@@ -52,8 +52,8 @@ class AotiMemory(Memory):
     """State in torch tensors that compiled steps write to."""
 
     def __init__(self, engine: AotiEngine) -> None:
+        super().__init__(engine.manifest)
         self._engine = engine
-        self._state = blank_state(engine.manifest)
 
     def flush(self, frame: Tensor) -> Made:
         """See `Memory`."""
@@ -62,28 +62,19 @@ class AotiMemory(Memory):
             made = self._engine.dense(frame.contiguous())
         leaves = len(manifest.leaves)
         for one, value in zip(manifest.written, made[leaves + 1 :], strict=True):
-            self._state[one.name].copy_(value)
+            self.state[one.name].copy_(value)
         return Made(list(made[:leaves]), made[leaves][0].tolist())
 
     def step(self, frame: Tensor, numbers: Numbers, width: int) -> Made:
         """See `Memory`."""
         manifest = self._engine.manifest
-        state = [self._state[one.name] for one in manifest.state]
+        state = [self.state[one.name] for one in manifest.state]
         with self._engine.one, torch.no_grad():
             made = self._engine.steps[width](frame.contiguous(), *numbers, *state)
             made = [_own(value, state) for value in made]
         leaves = len(manifest.leaves)
         report, index, count, score = made[leaves : leaves + len(EXTRA)]
         return Made(list(made[:leaves]), report[0].tolist(), index[: int(count)], score)
-
-    def read(self) -> dict[str, Tensor]:
-        """See `Memory`."""
-        return {name: value.clone() for name, value in self._state.items()}
-
-    def write(self, tensors: dict[str, Tensor]) -> None:
-        """See `Memory`."""
-        for name, value in tensors.items():
-            self._state[name].copy_(value)
 
 
 def _own(value: Tensor, state: Sequence[Tensor]) -> Tensor:

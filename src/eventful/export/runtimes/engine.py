@@ -39,7 +39,17 @@ class Made:
 
 
 class Memory(ABC):
-    """The state of one stream, where its runtime wants it."""
+    """The state of one stream.
+
+    Attributes:
+        state: tensors by their names in the library's state, as graphs take them.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.state = {
+            one.name: torch.full(one.shape, blank(one.name), dtype=dtype_of(one.dtype))
+            for one in manifest.state
+        }
 
     @abstractmethod
     def flush(self, frame: Tensor) -> Made:
@@ -49,13 +59,14 @@ class Memory(ABC):
     def step(self, frame: Tensor, numbers: Numbers, width: int) -> Made:
         """Run the step with `width` slots."""
 
-    @abstractmethod
     def read(self) -> dict[str, Tensor]:
-        """Copies of the tensors, by their names in the library's state, as graphs take them."""
+        """Copies of the tensors."""
+        return {name: value.clone() for name, value in self.state.items()}
 
-    @abstractmethod
     def write(self, tensors: dict[str, Tensor]) -> None:
-        """Replace tensors."""
+        """Replace tensors; each stays where it is in memory."""
+        for name, value in tensors.items():
+            self.state[name].copy_(value)
 
 
 class Engine(ABC):
@@ -67,11 +78,3 @@ class Engine(ABC):
     @abstractmethod
     def memory(self) -> Memory:
         """Room for one more stream."""
-
-
-def blank_state(manifest: Manifest) -> dict[str, Tensor]:
-    """The state before the first frame, in memory that is the stream's own."""
-    return {
-        one.name: torch.full(one.shape, blank(one.name), dtype=dtype_of(one.dtype))
-        for one in manifest.state
-    }

@@ -18,7 +18,7 @@ from eventful.errors import UnsupportedError
 from eventful.export.manifest import Manifest, StateEntry
 from eventful.export.manifest_checks import ARRAYS
 from eventful.export.pure import Numbers
-from eventful.export.runtimes.engine import EXTRA, Engine, Made, Memory, blank_state
+from eventful.export.runtimes.engine import EXTRA, Engine, Made, Memory
 from eventful.surgery.libraries import load
 
 _KINDS: dict[torch.dtype, Any] = {
@@ -58,19 +58,19 @@ class OnnxMemory(Memory):
     """State in torch tensors whose addresses onnxruntime reads and writes."""
 
     def __init__(self, engine: OnnxEngine) -> None:
+        super().__init__(engine.manifest)
         self._engine = engine
-        self._now = blank_state(engine.manifest)
         # The other place of those that are not updated in place.
         self._other = {
             name: torch.empty_like(value)
-            for name, value in self._now.items()
+            for name, value in self.state.items()
             if name not in engine.in_place
         }
 
     def flush(self, frame: Tensor) -> Made:
         """See `Memory`."""
         manifest = self._engine.manifest
-        state = {one.output: self._now[one.name] for one in manifest.written}
+        state = {one.output: self.state[one.name] for one in manifest.written}
         found = self._run(self._engine.dense, {"frame": frame}, state, EXTRA[:1])
         leaves = [found[name] for name in manifest.leaves]
         return Made(leaves, found["step.report"][0].tolist())
@@ -79,13 +79,13 @@ class OnnxMemory(Memory):
         """See `Memory`."""
         manifest = self._engine.manifest
         given = {"frame": frame, **numbers._asdict()}
-        given |= {one.input: self._now[one.name] for one in manifest.state}
+        given |= {one.input: self.state[one.name] for one in manifest.state}
         state = {
-            one.output: self._other.get(one.name, self._now[one.name]) for one in manifest.state
+            one.output: self._other.get(one.name, self.state[one.name]) for one in manifest.state
         }
         found = self._run(self._engine.steps[width], given, state, EXTRA)
         for name, value in self._other.items():
-            self._now[name], self._other[name] = value, self._now[name]
+            self.state[name], self._other[name] = value, self.state[name]
         leaves = [found[name] for name in manifest.leaves]
         index = found["step.index"][: int(found["step.count"])]
         return Made(leaves, found["step.report"][0].tolist(), index, found["step.score"])
@@ -107,15 +107,6 @@ class OnnxMemory(Memory):
             _bind(binding.bind_output, name, value)
         session.run_with_iobinding(binding)
         return made
-
-    def read(self) -> dict[str, Tensor]:
-        """See `Memory`."""
-        return {name: value.clone() for name, value in self._now.items()}
-
-    def write(self, tensors: dict[str, Tensor]) -> None:
-        """See `Memory`."""
-        for name, value in tensors.items():
-            self._now[name].copy_(value)
 
 
 def _bind(bind: Any, name: str, value: Tensor) -> None:

@@ -19,7 +19,7 @@ from eventful.errors import ArtefactError, ConfigError
 from eventful.export.manifest import Manifest, StateEntry
 from eventful.export.openvino import INDEX, rows_name
 from eventful.export.pure import Numbers
-from eventful.export.runtimes.engine import EXTRA, Engine, Made, Memory, blank_state
+from eventful.export.runtimes.engine import EXTRA, Engine, Made, Memory
 from eventful.surgery.libraries import load, openvino_core
 
 PRECISIONS = ("f32", "bf16", "f16")
@@ -129,8 +129,8 @@ class OpenVinoMemory(Memory):
     """The state of one stream, in memory whose addresses OpenVINO reads."""
 
     def __init__(self, engine: OpenVinoEngine) -> None:
+        super().__init__(engine.manifest)
         self._engine = engine
-        self.state = blank_state(engine.manifest)
 
     def flush(self, frame: Tensor) -> Made:
         """See `Memory`."""
@@ -145,15 +145,6 @@ class OpenVinoMemory(Memory):
         found = self._engine.step(width, given, self, names)
         *leaves, report, index, count, score = found.values()
         return Made(leaves, report[0].tolist(), index[: int(count)], score)
-
-    def read(self) -> dict[str, Tensor]:
-        """See `Memory`."""
-        return {name: value.clone() for name, value in self.state.items()}
-
-    def write(self, tensors: dict[str, Tensor]) -> None:
-        """See `Memory`."""
-        for name, value in tensors.items():
-            self.state[name].copy_(value)
 
 
 def bind(request: Any, given: Mapping[str, Tensor]) -> list[Any]:

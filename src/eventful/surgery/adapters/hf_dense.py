@@ -8,6 +8,7 @@ the last resizing, and the result; the maps of full size in between are kept now
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -211,7 +212,7 @@ class UpdatedFusion(Sequence[Tensor]):
         return self.update.whole(self.maps.outputs[index])
 
 
-class DenseHead:
+class DenseHead(ABC):
     """A head on one map of a neck. Subclasses describe it.
 
     Args:
@@ -226,6 +227,7 @@ class DenseHead:
     def __init__(self, head: Foreign, neck: FusionNeck, index: int) -> None:
         self.head, self.neck, self.index = head, neck, index
 
+    @abstractmethod
     def describe(self, x: Map, grid: Size) -> list[Map]:
         """The maps it keeps, the last one is the result.
 
@@ -233,7 +235,6 @@ class DenseHead:
             x: the map of the neck.
             grid: (h, w) of the tokens.
         """
-        raise NotImplementedError
 
     def step_forward(self, memory: HeadMemory, fused: Any, *size: int) -> Tensor | None:
         """The head's forward in a step of a stream: only what a changed token reaches."""
