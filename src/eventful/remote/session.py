@@ -125,8 +125,9 @@ def _check_loopback() -> None:
     opened = os.environ.get("EVENTFUL_RAY_PORTS") == "open"
     if extras.require("ray._private.ray_constants").ENABLE_RAY_CLUSTER and not opened:
         raise ClusterError(
-            "Ray was imported before eventful could bind it to loopback. Start it yourself with "
-            "ray.init(), or set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 before importing it."
+            "Ray was imported before eventful could bind it to loopback, and reads its settings "
+            "once. Start it yourself with ray.init(), or set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 "
+            "and RAY_AUTH_MODE=token before importing it."
         )
 
 
