@@ -73,6 +73,7 @@ def test_it_describes_the_cpu_first(report: dict) -> None:
     assert cpu["device"] == "cpu"
     assert cpu["capability"]
     assert {type(cpu[flag]) for flag in ("avx512", "bf16", "amx")} == {bool}
+    assert cpu["attention"] in {"fused", "products"}
 
 
 def test_it_has_every_extra_and_what_needs_it(report: dict) -> None:

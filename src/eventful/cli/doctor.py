@@ -131,7 +131,7 @@ def _device_line(device: dict[str, Any]) -> str:
     parts = [device["name"], device["capability"]]
     parts += [flag for flag in ("avx512", "amx", "bf16") if device.get(flag)]
     if "threads" in device:
-        parts.append(f"{device['threads']} threads")
+        parts.append(f"{device['threads']} threads, {device['attention']} attention")
     if "memory_bytes" in device:
         parts.append(f"{device['memory_bytes'] / 2**30:.0f} GiB")
     return f"{device['device']}: {', '.join(parts)}"

@@ -125,6 +125,8 @@ def devices() -> list[dict[str, Any]]:
     """The CPU and every CUDA device, with what decides their speed."""
     import torch
 
+    from eventful.ops import products
+
     features = _cpu_features()
     found: list[dict[str, Any]] = [
         {
@@ -134,6 +136,7 @@ def devices() -> list[dict[str, Any]]:
             "avx512": bool(features.get("avx512_f")),
             "bf16": bool(features.get("avx512_bf16") or features.get("amx_bf16")),
             "amx": bool(features.get("amx_tile")),
+            "attention": "products" if products.chosen() else "fused",
             "threads": torch.get_num_threads(),
         }
     ]

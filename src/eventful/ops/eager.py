@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eventful.ops import reference
+from eventful.ops import products, reference
 from eventful.ops.eager_attention import attend_lse, attend_windows, key_bias, whole_bias
 from eventful.ops.eager_maps import lift_tokens_, update_maps_
 from eventful.ops.eager_motion import carry, match_blocks
@@ -278,11 +278,13 @@ def attend(
     slots: Tensor | None = None,
     ragged: Ragged | None = None,
 ) -> Tensor:
-    """See `reference.attend`; through SDPA."""
+    """See `reference.attend`; through SDPA, or by products (see `products`)."""
     if 0 in q.shape:  # some fused kernels crash on nothing to do
         return q.new_zeros(*q.shape[:-1], v.shape[-1])
-    mask = whole_bias(bias, relative)
     k, v = reference.held(k, slots), reference.held(v, slots)
+    if products.serves(q, k):
+        return products.attention(q, k, v, scale, bias, relative)
+    mask = whole_bias(bias, relative)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
 
@@ -294,9 +296,11 @@ def attend_partial(
     bias: Tensor | None = None,
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention with its log-sum-exp, both fp32, through the CPU's flash kernel."""
+    """Attention with its log-sum-exp, both fp32, by products or through the CPU's flash kernel."""
     if q.device.type != "cpu" or 0 in q.shape or 0 in k.shape:  # the kernel crashes on no work
         return reference.attend_partial(q, k, v, scale, bias, valid)
+    if valid is None and products.serves(q, k):
+        return products.attention_lse(q, k, v, scale, bias, full=True)
     mask = None if bias is None else bias.float()
     if valid is not None:
         blocked = torch.zeros(valid.shape).masked_fill(~valid, -torch.inf)[:, None, None]
@@ -331,15 +335,21 @@ def add_context_(
         if valid == 0:
             continue
         own, keys = slice(stream, stream + 1), slice(valid)
-        mask = None if bias is None else bias[own, :, :, keys]
-        if relative is not None and index is not None:
-            mask = key_bias(relative[0][own], relative[1][own], index[stream, keys])
         q = split_heads(memory.query[row : row + 1], memory.heads)
         lse = memory.lse[row : row + 1].transpose(1, 2)
+        mask = None if bias is None else bias[own, :, :, keys]
+        places = None if relative is None else (relative[0][own], relative[1][own])
+        at = None if index is None else index[stream, keys]
         parts = []
         for pair in (new, old):
             k, v = (split_heads(part[own, keys], memory.heads) for part in pair)
-            parts.append(reference.context_part(attend_partial(q, k, v, scale, mask), lse))
+            if places is None or at is None or not products.serves(q, k):
+                if places is not None and at is not None and mask is None:
+                    mask = key_bias(*places, at)
+                made = attend_partial(q, k, v, scale, mask)
+            else:
+                made = products.attention_lse(q, k, v, scale, None, places, at, full=True)
+            parts.append(reference.context_part(made, lse))
         memory.change[row].add_(join_heads(parts[0].sub_(parts[1]))[0])
 
 

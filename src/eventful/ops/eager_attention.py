@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eventful.ops import reference
+from eventful.ops import products, reference
 from eventful.ops.reference import WindowGrid, window_map
 from eventful.ops.scratch import scratch
 
@@ -39,8 +39,10 @@ def attend_lse(
         return reference.attend_lse(q, k, v, scale, bias, relative, slots)
     if q.is_cuda and not _served(q):
         return reference.attend_lse(q, k, v, scale, bias, relative, slots)
-    mask = whole_bias(bias, relative)
     k, v = (reference.held(part, slots).to(q.dtype) for part in (k, v))
+    if products.serves(q, k):
+        return products.attention_lse(q, k, v, scale, bias, relative)
+    mask = whole_bias(bias, relative)
     return fused(q, k, v, scale, None if mask is None else mask.to(q.dtype))
 
 

@@ -27,7 +27,7 @@ from eventful.ops.scratch import scratch
 VARIABLE = "EVENTFUL_PACK"
 LEAST = 1 << 17  # weights; of smaller layers the product takes next to no time
 _ROWS = 64  # for which the weights are arranged; other numbers are served as well
-_ops: Any = torch.ops.mkldnn
+ONEDNN: Any = torch.ops.mkldnn
 
 
 class PackedWeight:
@@ -39,7 +39,7 @@ class PackedWeight:
 
     def __init__(self, weight: Tensor) -> None:
         with torch.inference_mode(False), torch.no_grad():
-            self.weight: Tensor = _ops._reorder_linear_weight(weight, _ROWS)
+            self.weight: Tensor = ONEDNN._reorder_linear_weight(weight, _ROWS)
 
     def holds(self, weight: Tensor) -> bool:
         """Whether it was made from these values; torch does not count every write to a weight."""
@@ -57,9 +57,16 @@ def packing_available() -> bool:
     names = ("_reorder_linear_weight", "_linear_pointwise")
     return (
         os.environ.get(VARIABLE, "1") not in ("0", "false", "no")
-        and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+        and onednn_offers(*names)
+    )
+
+
+def onednn_offers(*names: str) -> bool:
+    """Whether this torch has these operations of oneDNN, and may use them."""
+    return (
+        bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
         and bool(torch.backends.mkldnn.enabled)
-        and all(hasattr(_ops, name) for name in names)
+        and all(hasattr(ONEDNN, name) for name in names)
     )
 
 
@@ -96,7 +103,7 @@ def packed_product(rows: Tensor, weight: PackedWeight, bias: Tensor | None, serv
     given = rows
     if served > count:
         given = F.pad(rows.reshape(-1, rows.shape[-1]), (0, 0, 0, served - count))
-    result: Tensor = _ops._linear_pointwise(given, weight.weight, bias, "none", [], "")
+    result: Tensor = ONEDNN._linear_pointwise(given, weight.weight, bias, "none", [], "")
     return result[:count].view(*rows.shape[:-1], -1) if served > count else result
 
 

@@ -1,0 +1,187 @@
+"""Attention as one product after another, on CPUs where the fused kernel is slow.
+
+The fused kernel of torch multiplies through MKL, which does not use the wide registers of a
+processor that is not Intel's. oneDNN does. On these processors two products and a softmax for each
+head, in pieces that stay in the cache, take half the time of the fused kernel, although they write
+the weights of the attention down in between. A relative position is added in the cache, too: the
+fused kernel needs it written out for all pairs.
+
+oneDNN makes code for every shape and keeps it, so numbers that change from frame to frame are
+rounded up (see `packed`).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eventful.ops.packed import ONEDNN, onednn_offers, served_rows
+from eventful.ops.scratch import scratch
+
+VARIABLE = "EVENTFUL_CPU_ATTENTION"  # `fused` or `products`; anything else chooses by the CPU
+LEAST = 80_000  # pairs of a query and a key in one head; for fewer the fused kernel is faster
+PIECE = 1 << 19  # pairs at once: 2 MB of fp32
+MOST_THREADS = 8  # more threads do not share out the work of one head well
+_OTHERS = ("AuthenticAMD", "HygonGenuine")
+
+
+def serves(q: Tensor, k: Tensor) -> bool:
+    """Whether these queries (B, H, M, d) and keys (B, H, N, d) are served faster here."""
+    return (
+        q.device.type == "cpu"
+        and q.dtype in (torch.float32, torch.bfloat16)
+        and q.shape[2] * k.shape[2] >= LEAST
+        and torch.get_num_threads() <= MOST_THREADS
+        and chosen()
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+def chosen() -> bool:
+    """Whether attention on this CPU is computed by products, where they serve."""
+    asked = os.environ.get(VARIABLE, "")
+    if asked == "fused" or not onednn_offers("_linear_pointwise"):
+        return False
+    return asked == "products" or _vendor() in _OTHERS
+
+
+@lru_cache(maxsize=1)
+def _vendor() -> str:
+    """Who made the processor, as it says itself; "" if it does not."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = [f"vendor_id : {platform.processor()}"]  # ends with the vendor on Windows
+    named = [line.rpartition(":")[2] for line in lines if line.startswith("vendor_id")]
+    words = named[0].replace(",", " ").split() if named else []
+    return words[-1] if words else ""
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    relative: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """See `reference.attend`; (B, H, M, d) over (B, H, N, d). Logits and softmax are fp32."""
+    return _attention(q, k, v, scale, bias, relative, None, full=False, lse=False)[0]
+
+
+def attention_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    relative: tuple[Tensor, Tensor] | None = None,
+    index: Tensor | None = None,
+    *,
+    full: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The same with the log-sum-exp of the logits (B, H, M), in fp32.
+
+    Args:
+        index: (N,) places of the keys in the grid of `relative`; None if they are all of it.
+        full: the output and the weights of the values are fp32, too.
+    """
+    out, sums = _attention(q, k, v, scale, bias, relative, index, full=full, lse=True)
+    assert sums is not None
+    return out, sums
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None,
+    relative: tuple[Tensor, Tensor] | None,
+    index: Tensor | None,
+    *,
+    full: bool,
+    lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    batch, heads, count, width = q.shape
+    keys, found = k.shape[2], () if relative is None else relative
+    bias = None if bias is None else bias.expand(batch, heads, count, keys)
+    placed = index is not None and len(found) > 0
+    whole = len(found) > 0 and not placed  # a grid, whose size stays
+    served = keys if whole else served_rows(keys)
+    rows, pieces = _pieces(count, served)
+    kind = torch.float32 if full else q.dtype
+    wide = width + (sum(part.shape[-1] for part in found) if placed else 0)
+    # oneDNN is a thousand times slower where rows have gaps, so those of a head are put together.
+    queries = _room("queries", (heads, rows * pieces, wide))
+    held = _room("keys", (heads, served, wide))
+    values = _room("values", (heads, served, v.shape[-1]), kind)
+    queries[:, count:], held[:, keys:], values[:, keys:] = 0, 0, 0
+    out = torch.empty(batch, count, heads, v.shape[-1], dtype=kind)
+    top, share = (torch.empty(batch, heads, count) for _ in range(2)) if lse else (None, None)
+    for stream in range(batch):
+        parts = [part[stream].transpose(0, 1).float() for part in found]  # (H, M, ...)
+        # In fp32: with `out` the product would be rounded to the dtype of `q` first.
+        torch.mul(q[stream].float(), scale, out=queries[:, :count, :width])
+        held[:, :keys, :width] = k[stream]
+        values[:, :keys] = v[stream]
+        if placed:
+            assert index is not None
+            torch.cat(parts, dim=-1, out=queries[:, :count, width:])
+            held[:, :keys, width:] = _ones(index, *(part.shape[-1] for part in parts))
+        for head in range(heads):
+            for first in range(0, count, rows):
+                here = slice(first, min(first + rows, count))
+                many = here.stop - first
+                pairs = _product(queries[head, first : first + rows], held[head])
+                if served > keys:
+                    pairs[:, keys:] = -torch.inf
+                if bias is not None:
+                    pairs[:many, :keys] += bias[stream, head, here]
+                if whole:
+                    grid = pairs[:many].unflatten(1, (parts[0].shape[-1], -1))
+                    grid += parts[0][head, here, :, None]
+                    grid += parts[1][head, here, None, :]
+                if top is not None:
+                    torch.amax(pairs[:many], dim=-1, out=top[stream, head, here])
+                torch.softmax(pairs, -1, out=pairs)  # in place: a row is read before it is written
+                if share is not None:
+                    torch.amax(pairs[:many], dim=-1, out=share[stream, head, here])
+                out[stream, here, head] = _product(pairs.to(kind), values[head].T)[:many]
+    sums = None if top is None or share is None else top.sub_(share.log_())
+    return out.transpose(1, 2), sums
+
+
+def _pieces(count: int, keys: int) -> tuple[int, int]:
+    """Rows of a piece and number of pieces, all of one size, so that oneDNN makes code once."""
+    pieces = -(-count * keys // PIECE)
+    rows = served_rows(-(-count // pieces))
+    return rows, -(-count // rows)
+
+
+def _product(rows: Tensor, weight: Tensor) -> Tensor:
+    """Rows (m, d) by the transpose of a weight (n, d), whose rows or columns are without gaps."""
+    made: Tensor = ONEDNN._linear_pointwise(rows, weight, None, "none", [], "")
+    return made
+
+
+def _ones(index: Tensor, tall: int, wide: int) -> Tensor:
+    """Rows (N, kh + kw) that take the two parts of a relative position at places of the grid.
+
+    A product with ones and zeros is exact for finite numbers, and faster than gathering.
+    """
+    ones = torch.zeros(len(index), tall + wide)
+    ones.scatter_(1, torch.stack([index // wide, tall + index % wide], dim=1), 1.0)
+    return ones
+
+
+def _room(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    room = scratch(f"attention {name}", shape, torch.empty(0, dtype=dtype))
+    return torch.empty(shape, dtype=dtype) if room is None else room
