@@ -139,7 +139,7 @@ def test_what_is_left_in_the_memory_does_not_count():
 
 
 @torch.inference_mode()
-def test_oneDNN_makes_little_code(shapes, monkeypatch):  # noqa: N802
+def test_oneDNN_makes_little_code(shapes, monkeypatch):
     """Code is kept for every shape, so numbers of tokens that change give few of them."""
     monkeypatch.setattr(products, "PIECE", 1 << 19)
     counts = range(96, 700, 7)

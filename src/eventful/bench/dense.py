@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from eventful.bench.timing import Forward, gap, timed, wait
 from eventful.models.blocks import at_size, sharing_weights
@@ -135,13 +136,12 @@ def _cpu_recipes(spec: DenseSpec, found: DensePaths) -> Iterator[tuple[str, Call
         if spec.compiled and trial.get("bf16", float("inf")) < 1.2 * trial["eager"]:
             compiled_half = spec.compile(half)
             yield "compile-bf16", lambda: _cast(_no_grad(compiled_half), torch.bfloat16)
-    if spec.parts:
-        return  # a system of parts is not one graph for another runtime
     if importlib.util.find_spec("openvino") is None:
         found.notes.append("dense openvino not measured: not installed")
         return
     for hint in _openvino_precisions(spec.example.dtype):
-        yield f"openvino-{hint}", partial(_openvino, spec.model, spec.example, hint)
+        build = _openvino_parts if spec.parts else _openvino
+        yield f"openvino-{hint}", partial(build, spec, hint)
 
 
 @lru_cache(maxsize=1)
@@ -170,7 +170,16 @@ def _no_grad(model: Callable[[Tensor], Any]) -> Forward:
 
 
 def _cast(run: Forward, dtype: torch.dtype) -> Forward:
-    return lambda frame: run(frame.to(dtype)).to(frame.dtype)
+    """A path in another precision; floating-point results come back in that of the frame."""
+
+    def cast(frame: Tensor) -> Any:
+        def back(part: Any) -> Any:
+            floats = isinstance(part, Tensor) and part.is_floating_point()
+            return part.to(frame.dtype) if floats else part
+
+        return pytree.tree_map(back, run(frame.to(dtype)))
+
+    return cast
 
 
 def _graphed(model: Callable[[Tensor], Any], example: Tensor) -> Forward:
@@ -202,23 +211,74 @@ def _openvino_precisions(dtype: torch.dtype) -> list[str]:
     return ["f32"] * (dtype == torch.float32) + ["bf16"] * native
 
 
-def _openvino(model: nn.Module, example: Tensor, hint: str) -> Forward:
-    ov: Any = libraries.load("openvino")
-    full = copy.deepcopy(model).float()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the tracer warns about every Python number
-        traced = ov.convert_model(full, example_input=example.float(), input=[example.shape])
-    options = {
-        "INFERENCE_PRECISION_HINT": hint,
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-    }
-    ready = libraries.openvino_core().compile_model(traced, "CPU", options)
+def _openvino(spec: DenseSpec, hint: str) -> Forward:
+    return _no_grad(_OpenVinoPart(spec.model, (spec.example,), hint))
 
-    def run(frame: Tensor) -> Tensor:
-        return torch.from_numpy(ready([frame.float().numpy()])[0]).to(frame.dtype)
 
-    return run
+def _openvino_parts(spec: DenseSpec, hint: str) -> Forward:
+    """The model with its parts in OpenVINO; what lies between them runs in torch."""
+    whole = sharing_weights(spec.model)
+    parts = [whole.get_submodule(name) for name in spec.parts]
+    called: dict[nn.Module, tuple[Any, ...]] = {}
+
+    def note(part: nn.Module, given: tuple[Any, ...]) -> None:
+        called.setdefault(part, given)
+
+    hooks = [part.register_forward_pre_hook(note) for part in parts]
+    _no_grad(whole)(spec.example)
+    for hook in hooks:
+        hook.remove()
+    made = [_OpenVinoPart(part, called[part], hint) for part in parts]
+    for part, ready in zip(parts, made, strict=True):
+        # Its other attributes may be read, too. A module would not take the method's place.
+        part.forward = partial(ready)
+    return _no_grad(whole)
+
+
+class _Flat(nn.Module):
+    """A module as a function of tensors that gives some of its tensors."""
+
+    def __init__(self, module: nn.Module, given: pytree.TreeSpec, gives: list[int]) -> None:
+        super().__init__()
+        self.module, self.given, self.gives = module, given, gives
+
+    def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
+        made = pytree.tree_leaves(self.module(*pytree.tree_unflatten(flat, self.given)))
+        return tuple(made[place] for place in self.gives)
+
+
+class _OpenVinoPart(nn.Module):
+    """A module compiled by OpenVINO for the shapes of an example; it takes and gives the same."""
+
+    def __init__(self, module: nn.Module, example: tuple[Any, ...], hint: str) -> None:
+        super().__init__()
+        ov: Any = libraries.load("openvino")
+        flat, given = pytree.tree_flatten(example)
+        other = pytree.tree_unflatten([part + 1 for part in flat], given)
+        with torch.no_grad():
+            self.made, self.tree = pytree.tree_flatten(module(*example))
+            others = pytree.tree_leaves(module(*other))
+        # What does not depend on the input, such as anchors, need not be computed again.
+        pairs = enumerate(zip(self.made, others, strict=True))
+        self.varies = [place for place, (one, two) in pairs if not torch.equal(one, two)]
+        full = _Flat(copy.deepcopy(module).float(), given, self.varies)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the tracer warns about every Python number
+            graph = torch.jit.trace(full, tuple(part.float() for part in flat), check_trace=False)
+            traced = ov.convert_model(graph, input=[part.shape for part in flat])
+        options = {
+            "INFERENCE_PRECISION_HINT": hint,
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        }
+        self.ready = libraries.openvino_core().compile_model(traced, "CPU", options)
+
+    def forward(self, *given: Any) -> Any:
+        made = self.ready([part.float().numpy() for part in pytree.tree_leaves(given)])
+        parts = list(self.made)
+        for place, values in zip(self.varies, made.values(), strict=True):
+            parts[place] = torch.from_numpy(values).to(parts[place].dtype)
+        return pytree.tree_unflatten(parts, self.tree)
 
 
 def _brief(error: Exception) -> str:

@@ -55,10 +55,7 @@ _sharing = threading.Lock()
 def packing_available() -> bool:
     """Whether this torch can keep rearranged weights; EVENTFUL_PACK=0 says not to."""
     names = ("_reorder_linear_weight", "_linear_pointwise")
-    return (
-        os.environ.get(VARIABLE, "1") not in ("0", "false", "no")
-        and onednn_offers(*names)
-    )
+    return os.environ.get(VARIABLE, "1") not in ("0", "false", "no") and onednn_offers(*names)
 
 
 def onednn_offers(*names: str) -> bool:

@@ -146,7 +146,7 @@ def _attention(
                 if bias is not None:
                     pairs[:many, :keys] += bias[stream, head, here]
                 if whole:
-                    grid = pairs[:many].unflatten(1, (parts[0].shape[-1], -1))
+                    grid = pairs[:many].view(many, *(part.shape[-1] for part in parts))
                     grid += parts[0][head, here, :, None]
                     grid += parts[1][head, here, None, :]
                 if top is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from eventful import ops
 from eventful.models.vitdet import boxes as box
@@ -35,6 +36,15 @@ class Predictions:
     anchors: list[Tensor]
     logits: list[Tensor]
     codes: list[Tensor]
+
+
+# For those who run the network elsewhere, as a function of tensors (`eventful.bench.dense`).
+pytree.register_pytree_node(
+    Predictions,
+    lambda found: ([found.anchors, found.logits, found.codes], None),
+    lambda values, _: Predictions(*values),
+    serialized_type_name="eventful.models.vitdet.rpn.Predictions",
+)
 
 
 @dataclass(frozen=True)
