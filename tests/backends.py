@@ -28,6 +28,7 @@ ONLY_ON_CPU = {
     "frame_score",
     "lift_tokens_",
     "match_blocks",
+    "suppress",
     "update_maps_",
 }
 MOTION = {"carry", "match_blocks"}  # compared in test_motion_ops.py

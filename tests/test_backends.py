@@ -31,10 +31,19 @@ from backends import (  # noqa: F401
 )
 from eventful import ops
 from eventful.errors import BackendError
-from eventful.ops import eager, eager_attention, eager_maps, eager_motion, reference
+from eventful.ops import (
+    eager,
+    eager_attention,
+    eager_boxes,
+    eager_maps,
+    eager_motion,
+    reference,
+)
 from eventful.tokens.layout import TokenLayout
 
-OF_EAGER = tuple(file.__name__ for file in (eager, eager_attention, eager_maps, eager_motion))
+OF_EAGER = tuple(
+    file.__name__ for file in (eager, eager_attention, eager_boxes, eager_maps, eager_motion)
+)
 
 
 def test_everything_eager_computes_itself_is_compared():

@@ -125,7 +125,36 @@ def test_changed_keys_of_a_grid(taken, kind, shapes):
         changes.append(memory.change.float())
     assert_near(changes[1], changes[0], "operation", dtype=kind)
     assert torch.equal(changes[1][1], changes[0][1])  # the stream that took no part
-    assert {shape[1] for shape in shapes} >= {WIDTH + tall + wide}
+    assert {shape[1] for shape in shapes} >= {WIDTH + tall + wide + 1}
+
+
+@pytest.mark.parametrize("size", [1, 30])
+@torch.inference_mode()
+def test_changed_keys_of_any_place(size, monkeypatch):
+    """Without a relative position, with a bias; also where a weight is beyond fp32."""
+    tokens, taken, width = 40, 9, HEADS * WIDTH
+    bias = size * made(1, HEADS, tokens, taken, seed=7)
+    new, old = ([made(1, taken, width, seed=s + i) for i in (1, 2)] for s in (10, 20))
+    direct, context_change = [], products.context_change
+
+    def spy(*given):
+        result = context_change(*given)
+        direct.append(result is not None)
+        return result
+
+    monkeypatch.setattr(products, "context_change", spy)
+    for given in (None, bias):
+        changes = []
+        for add in (reference.add_context_, eager.add_context_):
+            memory = ops.ContextMemory(
+                made(1, tokens, width, seed=1),
+                made(1, tokens, HEADS, seed=2),
+                torch.zeros(1, tokens, width),
+            )
+            add(memory, new, old, None, SCALE, None, bias=given)
+            changes.append(memory.change)
+        assert_near(changes[1], changes[0], "operation")
+    assert direct == [True, size == 1]
 
 
 @torch.inference_mode()

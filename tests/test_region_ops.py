@@ -56,7 +56,7 @@ def case_of(case: str, sets: int, count: int) -> tuple[Tensor, Tensor]:
 
 @backends("suppress", independent=True)
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("sets", "count"), [(3, 70), also(1, 1), also(2, 32), also(2, 300)])
+@pytest.mark.parametrize(("sets", "count"), [(3, 70), also(1, 1), also(2, 32), also(2, 600)])
 @pytest.mark.parametrize("threshold", [0.3, also(0.7), also(0.0)])
 def test_suppress_is_greedy(backend, case, sets, count, threshold, poison):
     boxes, valid = case_of(case, sets, count)

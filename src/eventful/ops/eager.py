@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from eventful.ops import products, reference
 from eventful.ops.eager_attention import attend_lse, attend_windows, key_bias, whole_bias
+from eventful.ops.eager_boxes import suppress
 from eventful.ops.eager_maps import lift_tokens_, update_maps_
 from eventful.ops.eager_motion import carry, match_blocks
 from eventful.ops.reference import (
@@ -44,7 +45,6 @@ from eventful.ops.reference import (
     renew_rows_,
     scatter_,
     split_heads,
-    suppress,
     swap_rows_,
     take_candidates,
     take_found,
@@ -338,18 +338,24 @@ def add_context_(
         q = split_heads(memory.query[row : row + 1], memory.heads)
         lse = memory.lse[row : row + 1].transpose(1, 2)
         mask = None if bias is None else bias[own, :, :, keys]
-        places = None if relative is None else (relative[0][own], relative[1][own])
-        at = None if index is None else index[stream, keys]
-        parts = []
-        for pair in (new, old):
-            k, v = (split_heads(part[own, keys], memory.heads) for part in pair)
-            if places is None or at is None or not products.serves(q, k):
-                if places is not None and at is not None and mask is None:
-                    mask = key_bias(*places, at)
-                made = attend_partial(q, k, v, scale, mask)
-            else:
-                made = products.attention_lse(q, k, v, scale, None, places, at, full=True)
-            parts.append(reference.context_part(made, lse))
+        sides = [
+            (split_heads(k[own, keys], memory.heads), split_heads(v[own, keys], memory.heads))
+            for k, v in (new, old)
+        ]
+        places, at = None, None
+        if relative is not None and index is not None:
+            places, at = (relative[0][own], relative[1][own]), index[stream, keys]
+        made = None
+        if products.serves(q, sides[0][0]):
+            made = products.context_change(q, lse, sides[0], sides[1], scale, places, at, mask)
+        if made is not None:
+            memory.change[row].add_(made.flatten(1))
+            continue
+        if places is not None and at is not None:
+            mask = key_bias(*places, at)
+        parts = [
+            reference.context_part(attend_partial(q, k, v, scale, mask), lse) for k, v in sides
+        ]
         memory.change[row].add_(join_heads(parts[0].sub_(parts[1]))[0])
 
 

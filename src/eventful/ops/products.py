@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def attention(
     relative: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """See `reference.attend`; (B, H, M, d) over (B, H, N, d). Logits and softmax are fp32."""
-    return _attention(q, k, v, scale, bias, relative, None, full=False, lse=False)[0]
+    return _attention(q, k, v, scale, bias, relative, full=False, lse=False)[0]
 
 
 def attention_lse(
@@ -83,17 +84,15 @@ def attention_lse(
     scale: float,
     bias: Tensor | None = None,
     relative: tuple[Tensor, Tensor] | None = None,
-    index: Tensor | None = None,
     *,
     full: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The same with the log-sum-exp of the logits (B, H, M), in fp32.
 
     Args:
-        index: (N,) places of the keys in the grid of `relative`; None if they are all of it.
         full: the output and the weights of the values are fp32, too.
     """
-    out, sums = _attention(q, k, v, scale, bias, relative, index, full=full, lse=True)
+    out, sums = _attention(q, k, v, scale, bias, relative, full=full, lse=True)
     assert sums is not None
     return out, sums
 
@@ -105,58 +104,104 @@ def _attention(
     scale: float,
     bias: Tensor | None,
     relative: tuple[Tensor, Tensor] | None,
-    index: Tensor | None,
     *,
     full: bool,
     lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     batch, heads, count, width = q.shape
-    keys, found = k.shape[2], () if relative is None else relative
+    keys = k.shape[2]
     bias = None if bias is None else bias.expand(batch, heads, count, keys)
-    placed = index is not None and len(found) > 0
-    whole = len(found) > 0 and not placed  # a grid, whose size stays
-    served = keys if whole else served_rows(keys)
+    served = served_rows(keys) if relative is None else keys  # a grid, whose size stays
     rows, pieces = _pieces(count, served)
     kind = torch.float32 if full else q.dtype
-    wide = width + (sum(part.shape[-1] for part in found) if placed else 0)
     # oneDNN is a thousand times slower where rows have gaps, so those of a head are put together.
-    queries = _room("queries", (heads, rows * pieces, wide))
-    held = _room("keys", (heads, served, wide))
+    queries = _room("queries", (heads, rows * pieces, width))
+    held = _room("keys", (heads, served, width))
     values = _room("values", (heads, served, v.shape[-1]), kind)
     queries[:, count:], held[:, keys:], values[:, keys:] = 0, 0, 0
     out = torch.empty(batch, count, heads, v.shape[-1], dtype=kind)
     top, share = (torch.empty(batch, heads, count) for _ in range(2)) if lse else (None, None)
     for stream in range(batch):
-        parts = [part[stream].transpose(0, 1).float() for part in found]  # (H, M, ...)
+        parts = [part[stream].transpose(0, 1) for part in relative or ()]  # (H, M, ...)
         # In fp32: with `out` the product would be rounded to the dtype of `q` first.
-        torch.mul(q[stream].float(), scale, out=queries[:, :count, :width])
-        held[:, :keys, :width] = k[stream]
-        values[:, :keys] = v[stream]
-        if placed:
-            assert index is not None
-            torch.cat(parts, dim=-1, out=queries[:, :count, width:])
-            held[:, :keys, width:] = _ones(index, *(part.shape[-1] for part in parts))
-        for head in range(heads):
-            for first in range(0, count, rows):
-                here = slice(first, min(first + rows, count))
-                many = here.stop - first
-                pairs = _product(queries[head, first : first + rows], held[head])
-                if served > keys:
-                    pairs[:, keys:] = -torch.inf
-                if bias is not None:
-                    pairs[:many, :keys] += bias[stream, head, here]
-                if whole:
-                    grid = pairs[:many].view(many, *(part.shape[-1] for part in parts))
-                    grid += parts[0][head, here, :, None]
-                    grid += parts[1][head, here, None, :]
-                if top is not None:
-                    torch.amax(pairs[:many], dim=-1, out=top[stream, head, here])
-                torch.softmax(pairs, -1, out=pairs)  # in place: a row is read before it is written
-                if share is not None:
-                    torch.amax(pairs[:many], dim=-1, out=share[stream, head, here])
-                out[stream, here, head] = _product(pairs.to(kind), values[head].T)[:many]
+        torch.mul(q[stream].float(), scale, out=queries[:, :count])
+        held[:, :keys], values[:, :keys] = k[stream], v[stream]
+        for head, here, piece in _each(heads, count, rows):
+            many = here.stop - here.start
+            pairs = _product(queries[head, piece], held[head])
+            if served > keys:
+                pairs[:, keys:] = -torch.inf
+            if bias is not None:
+                pairs[:many, :keys] += bias[stream, head, here]
+            if relative is not None:
+                grid = pairs[:many].view(many, *(part.shape[-1] for part in parts))
+                grid += parts[0][head, here, :, None]
+                grid += parts[1][head, here, None, :]
+            if top is not None:
+                torch.amax(pairs[:many], dim=-1, out=top[stream, head, here])
+            torch.softmax(pairs, -1, out=pairs)  # in place: a row is read before it is written
+            if share is not None:
+                torch.amax(pairs[:many], dim=-1, out=share[stream, head, here])
+            out[stream, here, head] = _product(pairs.to(kind), values[head].T)[:many]
     sums = None if top is None or share is None else top.sub_(share.log_())
     return out.transpose(1, 2), sums
+
+
+def context_change(
+    q: Tensor,
+    lse: Tensor,
+    new: tuple[Tensor, Tensor],
+    old: tuple[Tensor, Tensor],
+    scale: float,
+    relative: tuple[Tensor, Tensor] | None,
+    index: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor | None:
+    """What some keys do to the attention of one stream, see `reference.add_context_`, in fp32.
+
+    The weights are exp(logit - log-sum-exp) of one product: the log-sum-exp is one more number of
+    each query, and so are the two parts of a relative position.
+
+    Args:
+        q: (1, H, N, d).
+        lse: (1, H, N).
+        new, old: keys and values (1, H, J, d).
+        relative, index, bias: as in `reference.add_context_`, of one stream.
+
+    Returns:
+        (N, H, d), or None if a weight is beyond fp32.
+    """
+    (_, heads, count, width), keys = q.shape, new[0].shape[2]
+    served = served_rows(keys)
+    rows, pieces = _pieces(count, served)
+    parts = [] if relative is None else [part[0].transpose(0, 1) for part in relative]
+    more = [*parts, -lse[0, :, :, None]]
+    ends = torch.ones(keys, 1)
+    if relative is not None:
+        assert index is not None
+        ends = torch.cat([_ones(index, *(part.shape[-1] for part in parts)), ends], dim=1)
+    queries = _room("queries", (heads, rows * pieces, width + ends.shape[1]))
+    held = _room("keys", (heads, served, width + ends.shape[1]))
+    values = _room("values", (heads, served, width))
+    queries[:, count:], held[:, keys:], values[:, keys:] = 0, 0, 0
+    torch.mul(q[0].float(), scale, out=queries[:, :count, :width])
+    queries[:, :count, width:] = torch.cat([part.float() for part in more], dim=-1)
+    made, weights = _room("context", (2, count, heads, width)), torch.empty(2, heads, count)
+    for side, (k, v) in enumerate((new, old)):
+        held[:, :keys, :width], held[:, :keys, width:] = k[0], ends
+        values[:, :keys] = v[0]
+        for head, here, piece in _each(heads, count, rows):
+            pairs = _product(queries[head, piece], held[head])
+            many = here.stop - here.start
+            if bias is not None:
+                pairs[:many, :keys] += bias[0, head, here]
+            pairs.exp_()
+            torch.sum(pairs[:many, :keys], dim=-1, out=weights[side, head, here])
+            made[side, here, head] = _product(pairs, values[head].T)[:many]
+    if not bool(weights.isfinite().all()):
+        return None
+    made /= weights.clamp_min(1).transpose(1, 2)[..., None]
+    return torch.sub(made[0], made[1])
 
 
 def _pieces(count: int, keys: int) -> tuple[int, int]:
@@ -164,6 +209,13 @@ def _pieces(count: int, keys: int) -> tuple[int, int]:
     pieces = -(-count * keys // PIECE)
     rows = served_rows(-(-count // pieces))
     return rows, -(-count // rows)
+
+
+def _each(heads: int, count: int, rows: int) -> Iterator[tuple[int, slice, slice]]:
+    """Each piece of each head: which of the rows it has, and the same with those filled up."""
+    for head in range(heads):
+        for first in range(0, count, rows):
+            yield head, slice(first, min(first + rows, count)), slice(first, first + rows)
 
 
 def _product(rows: Tensor, weight: Tensor) -> Tensor:
