@@ -9,11 +9,14 @@ import time
 import pytest
 import torch
 
+import tiny_models
 from benching import small, tiny_vit  # noqa: F401
 from eventful import StreamBatch
 from eventful.bench import cases, dense, measure, memory, parity, timing
 from eventful.cli import bench
 from eventful.errors import ParityError
+from eventful.paper.evaluate.runtime import Plan
+from tolerances import assert_near
 
 
 def test_rows_hold_what_was_measured(small):
@@ -241,6 +244,27 @@ def test_a_missing_openvino_is_noted(spec, monkeypatch):
     )
     found = dense.dense_paths(dataclasses.replace(spec, compiled=False))
     assert "dense openvino not measured: not installed" in found.notes
+
+
+def test_a_detector_is_served_in_parts(monkeypatch):
+    """Its parts in OpenVINO, or all of it in bf16: they find what the model finds."""
+    pytest.importorskip("openvino")
+    monkeypatch.setattr(dense, "_bf16_pays", lambda: True)
+    model, (first, second) = tiny_models.detector(), torch.rand(2, 1, 3, 64, 64)
+    found = dense.dense_paths(Plan(compiled=False).dense_spec(model, first))
+    assert {"eager", "bf16", "openvino-f32"} <= set(found.runs), found.notes
+    with torch.no_grad():
+        model_itself = model(second)
+    for name in ("bf16", "openvino-f32"):
+        made = found.runs[name](second)
+        assert made.scores.dtype == made.boxes.dtype == torch.float32
+        if name == "openvino-f32":
+            assert_near(made.scores, model_itself.scores)
+            assert_near(made.boxes, model_itself.boxes)
+            assert torch.equal(made.labels, model_itself.labels)
+            assert len(made[0].boxes) > 0
+    assert not torch.equal(found.runs["openvino-f32"](first).scores, made.scores)
+    assert "forward" not in vars(model.rpn)  # the model is as it was
 
 
 @pytest.mark.slow
