@@ -221,17 +221,17 @@ class TestWhereItServes:
     def amd(self, monkeypatch):
         monkeypatch.delenv(products.VARIABLE)
         monkeypatch.setattr(products, "_vendor", lambda: "AuthenticAMD")
-        monkeypatch.setattr(products, "LEAST", 80_000)
+        monkeypatch.setattr(products, "LEAST", 100_000)
 
     @torch.inference_mode()
     def test_by_size_and_type(self, amd):
-        assert products.serves(*inputs(1, 400, 200)[:2])
-        assert not products.serves(*inputs(1, 400, 199)[:2])
-        assert products.serves(*inputs(1, 400, 200, torch.bfloat16)[:2])
-        assert not products.serves(*inputs(1, 400, 200, torch.float64)[:2])
+        assert products.serves(*inputs(1, 500, 200)[:2])
+        assert not products.serves(*inputs(1, 500, 199)[:2])
+        assert products.serves(*inputs(1, 500, 200, torch.bfloat16)[:2])
+        assert not products.serves(*inputs(1, 500, 200, torch.float64)[:2])
 
     def test_not_where_gradients_or_casts_are_asked_for(self, amd):
-        q, k, v = inputs(1, 400, 200)
+        q, k, v = inputs(1, 500, 200)
         assert not products.serves(q, k)
         with torch.no_grad():
             assert products.serves(q, k)
@@ -242,7 +242,7 @@ class TestWhereItServes:
 
     @torch.inference_mode()
     def test_by_the_maker_of_the_processor(self, amd, monkeypatch):
-        q, k, _ = inputs(1, 400, 200)
+        q, k, _ = inputs(1, 500, 200)
         for name, serves in (("GenuineIntel", False), ("", False), ("HygonGenuine", True)):
             monkeypatch.setattr(products, "_vendor", lambda name=name: name)
             assert products.serves(q, k) == serves
@@ -274,4 +274,4 @@ class TestWhereItServes:
     @torch.inference_mode()
     def test_many_threads_share_out_one_head_badly(self, amd, monkeypatch):
         monkeypatch.setattr(torch, "get_num_threads", lambda: products.MOST_THREADS + 1)
-        assert not products.serves(*inputs(1, 400, 200)[:2])
+        assert not products.serves(*inputs(1, 500, 200)[:2])

@@ -65,14 +65,16 @@ def runtimes(reports: Sequence[dict[str, Any]], experiment: str) -> str:
             published = base.get((row["model"], row["size"]))
             several = views if row["model"] == "vivit" else settings.get("streams", 1)
             lines.append(_runtime(row, several, published, paper))
-        note = f"*torch {where['torch']}, commit {where['commit']}*"
-        if note not in lines:
-            lines.append(note)
+        trials = report["detail"].get("dense_paths", {})
+        notes = [f"*Dense {name}: {text}*" for name, text in trials.items()]
+        for note in (*notes, f"*torch {where['torch']}, commit {where['commit']}*"):
+            if note not in lines:
+                lines.append(note)
     parts = []
     for title, lines in groups.items():
         notes = [line for line in lines if line.startswith("*")]
         table = [line for line in lines if line not in notes]
-        parts += [title, "", *_RUNTIME_HEAD, *table, "", *notes, ""]
+        parts += [title, "", *_RUNTIME_HEAD, *table, "", *(f"{note}  " for note in notes), ""]
     return "\n".join(parts) or "*Nothing is measured yet: `eventful bench runtime`.*"
 
 

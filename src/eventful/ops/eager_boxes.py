@@ -20,7 +20,9 @@ def suppress(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
     columns = boxes.transpose(1, 2).contiguous().transpose(1, 2)  # each corner in a row of its own
     kept, counts = columns[:, :0], valid[:, :0]
     found = []
-    for some, free in zip(columns.split(_CHUNK, 1), valid.split(_CHUNK, 1), strict=True):
+    for some, free in zip(
+        torch.split(columns, _CHUNK, 1), torch.split(valid, _CHUNK, 1), strict=True
+    ):
         over = (reference.iou(kept, some) > threshold) & counts[..., None]
         stays = reference.suppress(some, free & ~over.any(dim=1), threshold)
         found.append(stays)

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from eventful.ops.packed import ONEDNN, onednn_offers, served_rows
-from eventful.ops.scratch import scratch
+from eventful.ops.scratch import keep_freed, scratch
 
 VARIABLE = "EVENTFUL_CPU_ATTENTION"  # `fused` or `products`; anything else chooses by the CPU
-LEAST = 80_000  # pairs of a query and a key in one head; for fewer the fused kernel is faster
+LEAST = 100_000  # pairs of a query and a key in one head; for fewer the fused kernel is faster
 PIECE = 1 << 19  # pairs at once: 2 MB of fp32
 MOST_THREADS = 8  # more threads do not share out the work of one head well
 _OTHERS = ("AuthenticAMD", "HygonGenuine")
@@ -206,6 +206,7 @@ def context_change(
 
 def _pieces(count: int, keys: int) -> tuple[int, int]:
     """Rows of a piece and number of pieces, all of one size, so that oneDNN makes code once."""
+    keep_freed()  # of products that torch allocates
     pieces = -(-count * keys // PIECE)
     rows = served_rows(-(-count // pieces))
     return rows, -(-count // rows)
@@ -235,5 +236,6 @@ def _ones(index: Tensor, tall: int, wide: int) -> Tensor:
 
 
 def _room(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    keep_freed()  # the products themselves are allocated by torch
     room = scratch(f"attention {name}", shape, torch.empty(0, dtype=dtype))
     return torch.empty(shape, dtype=dtype) if room is None else room
