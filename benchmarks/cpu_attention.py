@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -47,8 +48,9 @@ def main() -> None:
     if not parser.parse_args().table:
         kinds = (torch.float32, torch.bfloat16)
         rows = [measure(*case, kind) for case in CASES for kind in kinds]
+        result = {"rounds": ROUNDS - FIRST, "rows": rows, "rates": rates(), "growth": growth()}
         where = {**origin("cpu"), "threads": torch.get_num_threads()}
-        files.write_json(RESULTS, {"rounds": ROUNDS - FIRST, "rows": rows, "origin": where})
+        files.write_json(RESULTS, {**result, "origin": where})
     put(PAGE, table(json.loads(RESULTS.read_text())), "cpu-attention")
 
 
@@ -74,6 +76,9 @@ def measure(
 
         return timed
 
+    os.environ[products.VARIABLE] = "products"
+    if not products.serves(q, k):
+        raise SystemExit(f"{name}, {kind}: products do not serve here (threads, size or type).")
     times: dict[str, list[float]] = {"fused": [], "products": []}
     for turn in range(ROUNDS):
         for way in in_turn(list(times), turn):
@@ -90,6 +95,46 @@ def measure(
         **{f"{way}_ms": round(statistics.median(spent), 2) for way, spent in times.items()},
         "ratio": round(statistics.median(a / b for a, b in pairs), 2),
     }
+
+
+@torch.inference_mode()
+def rates() -> dict[str, float]:
+    """Billions of multiplications a second in a product of 1,764 rows, by library and type."""
+    found = {}
+    for kind in (torch.float32, torch.bfloat16):
+        rows, weight = torch.randn(1764, 768, dtype=kind), torch.randn(3072, 768, dtype=kind)
+        ways: dict[str, Callable[[], Any]] = {
+            "torch": lambda a=rows, b=weight: torch.mm(a, b.T),
+            "oneDNN": lambda a=rows, b=weight: products._product(a, b),
+        }
+        for name, way in ways.items():
+            spent = []
+            for _ in range(ROUNDS):
+                began = time.perf_counter()
+                way()
+                spent.append(time.perf_counter() - began)
+            label = f"{name} {str(kind).removeprefix('torch.')}"
+            found[label] = round(1764 * 768 * 3072 / statistics.median(spent) / 1e9, 1)
+    return found
+
+
+@torch.inference_mode()
+def growth() -> dict[str, float]:
+    """MB that the process grows by in steps with other numbers of queries and keys in each."""
+    os.environ[products.VARIABLE] = "products"
+    draw, held = random.Random(0), []
+    for step in range(1200):
+        count, keys = draw.randrange(96, 700), draw.randrange(200, 700)
+        sizes = (count, 1369, 1369), (1369, keys, keys)
+        for tokens in sizes:
+            q, k, v = (
+                torch.randn(1, n, 12 * WIDTH).unflatten(-1, (12, -1)).transpose(1, 2)
+                for n in tokens
+            )
+            ops.attend(q, k, v, WIDTH**-0.5)
+        if step in (100, 1199):
+            held.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20)
+    return {"steps": 1200, "first": 100, "mb": round(held[1] - held[0], 1)}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -109,7 +154,7 @@ def table(result: dict[str, Any]) -> str:
     about = (
         f"*Time of the fused kernel divided by that of the products, called in turn, medians of "
         f"{result['rounds']} pairs. {where['device_name']}, {where['threads']} threads, torch "
-        f"{where['torch']}, commit {where['commit'][:7]}: "
+        f"{where['torch']}, commit {where['commit']}: "
         "[benchmarks/results/cpu-attention.json](../benchmarks/results/cpu-attention.json).*"
     )
     return "\n".join([*lines, "", about])

@@ -142,7 +142,7 @@ def table(result: dict[str, Any]) -> str:
         f"Results are within {max(row['difference'] for row in rows):.0e} of each "
         f"other. State: {without:.0f} MB with dense heads, {with_maps:.0f} MB with maps. "
         f"{where['device_name']}, fp32, torch {where['torch']}, commit "
-        f"{where['commit'][:7]}: "
+        f"{where['commit']}: "
         "[benchmarks/results/dense-heads.json](../benchmarks/results/dense-heads.json).*"
     )
     return "\n".join([*lines, "", about])

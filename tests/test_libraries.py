@@ -165,7 +165,8 @@ _CTRL_C = """
 import gc, signal, torch
 from eventful.bench import dense
 example = torch.rand(1, 4)
-runs = [dense._openvino(torch.nn.Linear(4, 4).eval(), example, "f32") for _ in range(2)]
+specs = [dense.DenseSpec(torch.nn.Linear(4, 4).eval(), example) for _ in range(2)]
+runs = [dense._openvino(spec, "f32") for spec in specs]
 while runs:
     runs.pop(0)(example)
     gc.collect()

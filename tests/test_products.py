@@ -59,7 +59,8 @@ def inputs(batch, count, keys, kind=torch.float32):
 
 
 SIZES = [(1, 1), (7, 5), (64, 64), (65, 49), (129, 100), (300, 36), (31, 1300)]
-KINDS = [torch.float32, torch.bfloat16]
+no_bf16 = pytest.mark.skipif(not products._multiplies_bf16(), reason="no product in bf16 here")
+KINDS = [torch.float32, pytest.param(torch.bfloat16, marks=no_bf16)]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -128,13 +129,18 @@ def test_changed_keys_of_a_grid(taken, kind, shapes):
     assert {shape[1] for shape in shapes} >= {WIDTH + tall + wide + 1}
 
 
-@pytest.mark.parametrize("size", [1, 30])
+@pytest.mark.parametrize("shape", ["whole", "one head", "one query"])
+@pytest.mark.parametrize("size", [None, 0.0, 75.0, 80.0, 90.0])
 @torch.inference_mode()
-def test_changed_keys_of_any_place(size, monkeypatch):
-    """Without a relative position, with a bias; also where a weight is beyond fp32."""
+def test_changed_keys_of_any_place(size, shape, monkeypatch):
+    """With a bias or without; also where weights, or their products with values, leave fp32."""
     tokens, taken, width = 40, 9, HEADS * WIDTH
-    bias = size * made(1, HEADS, tokens, taken, seed=7)
-    new, old = ([made(1, taken, width, seed=s + i) for i in (1, 2)] for s in (10, 20))
+    heads, rows = {"whole": (HEADS, tokens), "one head": (1, tokens), "one query": (HEADS, 1)}[
+        shape
+    ]
+    bias = None if size is None else size + made(1, heads, rows, taken, seed=7)
+    new, old = ([30 * made(1, taken, width, seed=s + i) for i in (1, 2)] for s in (10, 20))
+    new[0], old[0] = new[0] / 30, old[0] / 30
     direct, context_change = [], products.context_change
 
     def spy(*given):
@@ -143,18 +149,61 @@ def test_changed_keys_of_any_place(size, monkeypatch):
         return result
 
     monkeypatch.setattr(products, "context_change", spy)
-    for given in (None, bias):
-        changes = []
-        for add in (reference.add_context_, eager.add_context_):
-            memory = ops.ContextMemory(
-                made(1, tokens, width, seed=1),
-                made(1, tokens, HEADS, seed=2),
-                torch.zeros(1, tokens, width),
-            )
-            add(memory, new, old, None, SCALE, None, bias=given)
-            changes.append(memory.change)
-        assert_near(changes[1], changes[0], "operation")
-    assert direct == [True, size == 1]
+    changes = []
+    for add in (reference.add_context_, eager.add_context_):
+        memory = ops.ContextMemory(
+            made(1, tokens, width, seed=1),
+            made(1, tokens, HEADS, seed=2),
+            torch.zeros(1, tokens, width),
+        )
+        add(memory, new, old, None, SCALE, None, bias=bias)
+        changes.append(memory.change)
+    assert changes[0].isfinite().all()
+    assert_near(changes[1], changes[0], "operation")
+    assert direct == [(size or 0.0) < 1]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@torch.inference_mode()
+def test_rows_without_a_key_are_zero(kind):
+    """As the fused kernel has them, and without a weight in sums over parts of the keys."""
+    q, k, v = inputs(2, 37, 50, kind)
+    bias = made(2, HEADS, 37, 50, seed=3)
+    bias[0, 1, 4:9], bias[1, :, :, 7] = -torch.inf, -torch.inf
+    want, sums = reference.attend_partial(q.float(), k.float(), v.float(), SCALE, bias)
+    assert not want[0, 1, 4:9].any()
+    out, lse = eager.attend_partial(q, k, v, SCALE, bias)
+    assert_near(out, want, "operation")
+    assert torch.equal(lse.isinf(), sums.isinf())
+    assert_near(lse.nan_to_num(neginf=0), sums.nan_to_num(neginf=0), "operation")
+    out, lse = eager.attend_lse(q, k, v, SCALE, bias)
+    assert_near(out.float(), want, "operation", dtype=kind)
+    assert torch.equal(lse.isinf(), sums.isinf())
+    assert_near(eager.attend(q, k, v, SCALE, bias).float(), want, "operation", dtype=kind)
+
+
+@torch.inference_mode()
+def test_defaults_of_the_process_do_not_count():
+    q, k, v = inputs(1, 37, 50)
+    want, sums = reference.attend_lse(q, k, v, SCALE)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        out, lse = eager.attend_lse(q, k, v, SCALE)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_near(out, want, "operation")
+    assert_near(lse, sums, "operation")
+
+
+@torch.inference_mode()
+def test_keys_that_streams_share():
+    q, k, v = heads_of(3, 37), *inputs(1, 37, 50)[1:]
+    both = made(3, 37, HEADS, 5, seed=5), made(1, 37, HEADS, 10, seed=6)
+    want = reference.attend(q, k, v, SCALE, None, both)
+    assert_near(eager.attend(q, k, v, SCALE, None, both), want, "operation")
+    # Beside a relative position a bias does not count, as in every backend.
+    bias = made(3, HEADS, 37, 50)
+    assert_near(eager.attend(q, k, v, SCALE, bias, both), want, "operation")
 
 
 @torch.inference_mode()
@@ -224,11 +273,25 @@ class TestWhereItServes:
         monkeypatch.setattr(products, "LEAST", 100_000)
 
     @torch.inference_mode()
-    def test_by_size_and_type(self, amd):
+    def test_by_size_and_type(self, amd, monkeypatch):
+        monkeypatch.setattr(products, "_multiplies_bf16", lambda: True)
         assert products.serves(*inputs(1, 500, 200)[:2])
         assert not products.serves(*inputs(1, 500, 199)[:2])
         assert products.serves(*inputs(1, 500, 200, torch.bfloat16)[:2])
         assert not products.serves(*inputs(1, 500, 200, torch.float64)[:2])
+
+    @torch.inference_mode()
+    def test_not_in_bf16_where_the_processor_has_no_such_product(self, amd, monkeypatch):
+        monkeypatch.setattr(products, "_multiplies_bf16", lambda: False)
+        assert products.serves(*inputs(1, 500, 200)[:2])
+        assert not products.serves(*inputs(1, 500, 200, torch.bfloat16)[:2])
+
+    @torch.inference_mode()
+    def test_not_for_masks_of_booleans(self, amd):
+        q, k, _ = inputs(1, 500, 200)
+        mask = made(1, HEADS, 500, 200) > 0
+        assert not products.serves(q, k, mask)
+        assert products.serves(q, k, mask.float())
 
     def test_not_where_gradients_or_casts_are_asked_for(self, amd):
         q, k, v = inputs(1, 500, 200)

@@ -65,17 +65,29 @@ def runtimes(reports: Sequence[dict[str, Any]], experiment: str) -> str:
             published = base.get((row["model"], row["size"]))
             several = views if row["model"] == "vivit" else settings.get("streams", 1)
             lines.append(_runtime(row, several, published, paper))
-        trials = report["detail"].get("dense_paths", {})
-        notes = [f"*Dense {name}: {text}*" for name, text in trials.items()]
-        for note in (*notes, f"*torch {where['torch']}, commit {where['commit']}*"):
-            if note not in lines:
-                lines.append(note)
+        lines.append(_origin(report))
     parts = []
     for title, lines in groups.items():
         notes = [line for line in lines if line.startswith("*")]
         table = [line for line in lines if line not in notes]
         parts += [title, "", *_RUNTIME_HEAD, *table, "", *(f"{note}  " for note in notes), ""]
     return "\n".join(parts) or "*Nothing is measured yet: `eventful bench runtime`.*"
+
+
+def _origin(report: dict[str, Any]) -> str:
+    """A line about one report: how long the dense paths took in their trials, and its commit."""
+    where, rows = report["origin"], report["rows"]
+    systems = {f"{_SYSTEMS[row['model']]} {row['size']}": None for row in rows}
+    streams = report["settings"].get("streams", 1)
+    title = ", ".join(systems) + (f", {streams} streams" if streams > 1 else "")
+    found = report["detail"].get("dense_paths", {})
+    trials = "; ".join(
+        f"{name}: {text.removeprefix('trials: ')}"
+        for name, text in found.items()
+        if not name.startswith("base-model")  # the rows say the same
+    )
+    told = f" Trials of the dense paths: {trials}." if trials else ""
+    return f"*{title}: torch {where['torch']}, commit {where['commit']}.{told}*"
 
 
 _RUNTIME_HEAD = (

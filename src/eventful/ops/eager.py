@@ -282,7 +282,7 @@ def attend(
     if 0 in q.shape:  # some fused kernels crash on nothing to do
         return q.new_zeros(*q.shape[:-1], v.shape[-1])
     k, v = reference.held(k, slots), reference.held(v, slots)
-    if products.serves(q, k):
+    if products.serves(q, k, bias):
         return products.attention(q, k, v, scale, bias, relative)
     mask = whole_bias(bias, relative)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
@@ -299,7 +299,7 @@ def attend_partial(
     """Attention with its log-sum-exp, both fp32, by products or through the CPU's flash kernel."""
     if q.device.type != "cpu" or 0 in q.shape or 0 in k.shape:  # the kernel crashes on no work
         return reference.attend_partial(q, k, v, scale, bias, valid)
-    if valid is None and products.serves(q, k):
+    if valid is None and products.serves(q, k, bias):
         return products.attention_lse(q, k, v, scale, bias, full=True)
     mask = None if bias is None else bias.float()
     if valid is not None:
@@ -346,7 +346,7 @@ def add_context_(
         if relative is not None and index is not None:
             places, at = (relative[0][own], relative[1][own]), index[stream, keys]
         made = None
-        if products.serves(q, sides[0][0]):
+        if products.serves(q, sides[0][0], mask):
             made = products.context_change(q, lse, sides[0], sides[1], scale, places, at, mask)
         if made is not None:
             memory.change[row].add_(made.flatten(1))

@@ -40,7 +40,7 @@ def attend_lse(
     if q.is_cuda and not _served(q):
         return reference.attend_lse(q, k, v, scale, bias, relative, slots)
     k, v = (reference.held(part, slots).to(q.dtype) for part in (k, v))
-    if products.serves(q, k):
+    if products.serves(q, k, bias):
         return products.attention_lse(q, k, v, scale, bias, relative)
     mask = whole_bias(bias, relative)
     return fused(q, k, v, scale, None if mask is None else mask.to(q.dtype))

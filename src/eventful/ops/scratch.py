@@ -40,7 +40,7 @@ def keep_freed() -> None:
     one is paged in anew. Freeing a block of just under 32 MB raises that size to as much, and what
     it keeps to 64 MB. Other libraries are not changed by it.
     """
-    block = torch.empty(31 * 2**20, dtype=torch.uint8)
+    block = torch.empty(31 * 2**20, dtype=torch.uint8, device="cpu")
     del block
 
 
