@@ -243,3 +243,28 @@ def test_a_host_that_stops_sending(target):
     assert "hunter2" not in everything(caught.value)
     server.shutdown()
     server.server_close()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "rtsp:///{}@cam/x",
+            "rtsp//{}@cam/x",
+            "rtsp ://{}@cam/x",
+            "htp://{}@cam/x",
+            "rtsp;//{}@x",
+        ),
+        *("//{}@cam/x", "{}@cam/x", "rtsp:{}@cam/x", "rtsp//{}@cam/*.jpg"),
+    ],
+)
+def test_a_mistyped_address_does_not_show_its_password(address):
+    with pytest.raises(EventfulError) as caught:
+        find_source(address.format("admin:hunter2"))
+    assert "hunter2" not in str(caught.value)
+    assert address.partition("@")[2] in str(caught.value)
+
+
+def test_a_file_with_such_a_name_is_named():
+    with pytest.raises(EventfulError, match="holiday@sea.mp4 is not there"):
+        find_source("clips/holiday@sea.mp4")

@@ -75,7 +75,9 @@ def driver(folder: Path, *, frames: int = 1000, kills: int = 3) -> Found:
             run.running(25 * (number + 1))
             run.kill()
         moment = time.monotonic()
-        while any(_exists(pid) for pid in run.left) and time.monotonic() < moment + 60:
+        while (
+            any(_exists(pid) for pid in run.left) and time.monotonic() < moment + 90
+        ):  # Ray's agents take 62 s
             time.sleep(0.05)
         left.append(sum(_exists(pid) for pid in run.left))
         options = ("--resume",)

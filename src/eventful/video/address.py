@@ -84,7 +84,7 @@ def without_credentials(address: str) -> str:
     host, slash, path = rest.partition("/")
     if "@" in host:
         host = host.rpartition("@")[2]
-    elif "@" in rest and ":" in host:  # a password with a slash in it
+    elif "@" in rest and (":" in host or not host):  # a password with a slash in it, or no host
         host, slash, path = rest.rpartition("@")[2].partition("/")
     host, cut, _ = re.sub(r"[?#]", "\0", host).partition("\0")
     path, asked, _ = re.sub(r"[?#]", "\0", path).partition("\0")
@@ -167,14 +167,20 @@ def _local(path: Path) -> Source:
         raise ConfigError(f"{path} is neither a file nor a folder. A source is {_ACCEPTED}.")
     if glob.has_magic(str(path)):
         return _pattern(str(path))
-    raise MissingFileError(f"{path} is not there. Check the path; a source is {_ACCEPTED}.")
+    raise MissingFileError(f"{_named(path)} is not there. Check the path; a source is {_ACCEPTED}.")
+
+
+def _named(path: Path) -> str:
+    """A path for messages; of what looks like a mistyped address, the part behind the password."""
+    ahead, mark, rest = str(path).rpartition("@")
+    return f"...@{rest}" if mark and ":" in ahead else str(path)
 
 
 def _pattern(pattern: str) -> Source:
     """The files that a glob pattern matches: images, or one video."""
     files = [path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file()]
     if not files:
-        raise MissingFileError(f"No file matches {pattern}. Check the pattern.")
+        raise MissingFileError(f"No file matches {_named(Path(pattern))}. Check the pattern.")
     found = _images(files)
     if len(found) == len(files):
         return Source("images", pattern, pattern, found)
