@@ -266,5 +266,5 @@ def test_a_mistyped_address_does_not_show_its_password(address):
 
 
 def test_a_file_with_such_a_name_is_named():
-    with pytest.raises(EventfulError, match="holiday@sea.mp4 is not there"):
+    with pytest.raises(EventfulError, match=r"holiday@sea\.mp4 is not there"):
         find_source("clips/holiday@sea.mp4")
