@@ -259,10 +259,11 @@ def test_a_host_that_stops_sending(target):
     ],
 )
 def test_a_mistyped_address_does_not_show_its_password(address):
-    with pytest.raises(EventfulError) as caught:
-        find_source(address.format("admin:hunter2"))
-    assert "hunter2" not in str(caught.value)
-    assert address.partition("@")[2] in str(caught.value)
+    for more in ("", "?key=hunter2", "/user=u&password=hunter2"):
+        with pytest.raises(EventfulError) as caught:
+            find_source(address.format("admin:hunter2") + more)
+        assert "hunter2" not in str(caught.value)
+        assert address.partition("@")[2] in str(caught.value)
 
 
 def test_a_file_with_such_a_name_is_named():

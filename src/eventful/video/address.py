@@ -79,8 +79,10 @@ def find_source(text: str | Path) -> Source:
 def without_credentials(address: str) -> str:
     """An address as it may be shown: no user, no password, no values of a query."""
     scheme, mark, rest = address.partition("://")
+    if not mark and "@" in address:  # mistyped
+        return without_credentials(f"rtsp://{address.rpartition('@')[2]}").removeprefix("rtsp://")
     if not mark:
-        return address.rpartition("@")[2] if "@" in address else address
+        return address
     host, slash, path = rest.partition("/")
     if "@" in host:
         host = host.rpartition("@")[2]
@@ -171,9 +173,9 @@ def _local(path: Path) -> Source:
 
 
 def _named(path: Path) -> str:
-    """A path for messages; of what looks like a mistyped address, the part behind the password."""
+    """A path for messages; of what looks like a mistyped address, what may be shown of it."""
     ahead, mark, rest = str(path).rpartition("@")
-    return f"...@{rest}" if mark and ":" in ahead else str(path)
+    return f"...@{without_credentials(f'@{rest}')}" if mark and ":" in ahead else str(path)
 
 
 def _pattern(pattern: str) -> Source:
